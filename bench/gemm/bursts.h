@@ -70,6 +70,22 @@ Burst bursts(Run&& run, bool steady, const Stream& stream) {
   return out;
 }
 
+// The time in which the host enqueues a call, while the GPU has room for all of them.
+template <class Run>
+Timing host_time(Run&& run, int calls, const Stream& stream) {
+  constexpr int kTimed = 20;
+  std::vector<double> times;
+  for (int i = 0; i <= kTimed; ++i) {
+    stream.synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int j = 0; j < calls; ++j) run();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    if (i > 0) times.push_back(took.count() / calls);
+  }
+  stream.synchronize();
+  return timing(std::move(times));
+}
+
 struct Rates {
   double from_rest = 0, steady = 0;  // TFLOP/s
 };

@@ -106,12 +106,29 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const 
   }
 }
 
+// What a call costs the host; 20 us are allowed.
+void measure_host(const Stream& stream) {
+  for (const int64_t experts : {8, 128, 4096}) {
+    const Experts x({"host", 8, 64, 64, experts, 1}, stream);
+    const Tensor dw1(kHalf, {experts, 2 * x.s.ffn, x.s.model}, kGpu),
+        dw2(kHalf, {experts, x.s.model, x.s.ffn}, kGpu);
+    for (const Product& p : products(x, dw1, dw2, 0)) {
+      const Timing time = host_time([&] { grouped_gemm(p.args, stream); }, 40, stream);
+      Row row{text("grouped_gemm.host {}", p.name), text("e{}", experts), time.ms * 1e3, "us",
+              time};
+      row.device = kGpu;
+      print(row);
+    }
+  }
+}
+
 void run(Options& options) {
   std::string device = "cuda", shape;
-  bool steady = false, list = false;
+  bool steady = false, list = false, host = false;
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
   options.flag("--steady", steady, "also bursts of a second");
+  options.flag("--host", host, "instead what a call costs the host");
   options.flag("--list", list, "print the shapes and who chose whom, for peers");
   if (!options.parse()) return;
   const auto for_shapes = [&](auto&& run_one) {
@@ -122,6 +139,7 @@ void run(Options& options) {
   if (list) return for_shapes(print_shape);
   require_device("grouped_gemm_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
+  if (host) return measure_host(stream);
   const Rates dense = dense_rates(steady, stream);
   for_shapes([&](const ExpertShape& s) { measure_shape(s, steady, dense, stream); });
 }

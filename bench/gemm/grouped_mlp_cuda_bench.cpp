@@ -132,8 +132,10 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double
     Row row{text("grouped_mlp.{} {}", name, gemm::name(path)), s.name,
             tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
     row.device = kGpu;
-    row.more = text(R"("dense": {:.1f}, "copy": {:.2f}, "share": {:.3f})", dense.from_rest, copy,
-                    row.value / dense.from_rest);
+    gemm::PathReport taken = gemm::choose_grouped_mlp({DType::kBFloat16, s.model, s.ffn}, kGpu);
+    taken.require(path);
+    row.more = text(R"("dense": {:.1f}, "copy": {:.2f}, "share": {:.3f}, "experts": "{}")",
+                    dense.from_rest, copy, row.value / dense.from_rest, taken.describe());
     if (steady) {
       row.more += text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(flop, burst.steady_ms),
                        tera(flop, burst.steady_ms) / dense.steady);

@@ -27,7 +27,8 @@ struct Result {
   std::map<std::string, double> groups;  // ms of a step by operation
   double memory = 0;
   double stood_ms = 0;   // the GPU, at what travels beside computing, in one step
-  double waited_ms = 0;  // for tensor-parallel peers, in one step
+  double waited_ms = 0;  // for peers of tp or ep, in one step
+  double fullest = 0;    // rows of experts on the rank that has most, of the mean
   std::string gpus;      // clocks and power of the GPUs while it ran
   std::string experts;   // the path that computes them, and why no better one does
 };
@@ -83,7 +84,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   Result result;
   if (rank.expert_path()) result.experts = rank.expert_path()->describe();
   world.barrier();
-  for (int i = 0; i < 2; ++i) step();
+  for (int i = 0; i < (settings.balanced ? kBalancingSteps : 2); ++i) step();
   rank.loss();
   world.barrier();
   const double waited = gpu ? rank.waited_ms() : 0;
@@ -109,6 +110,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   const double last = rank.loss();
   MOIETY_CHECK(last < first, "the loss went from {} to {}", first, last);
   result.stood_ms = rank.stood_ms();
+  if (gpu && world.size() > 1) result.fullest = rank.fullest();
   result.ms = bench::slowest(world, result.ms);
   graph = {};
   world.barrier();
@@ -154,16 +156,36 @@ void print_groups(const std::string& name, const Result& result) {
   }
 }
 
+// What a row of several ranks says besides.
+void add_ranks(const Settings& settings, double alone, const Result& result, bench::Row& row) {
+  row.label += text(".{}{}", settings.parallel, settings.ranks);
+  if (settings.balanced) row.label += ".balanced";
+  if (settings.delay_wgrad) row.label += ".delayed";
+  if (settings.overlap == moe::Overlap::kWgrad) row.label += ".wgrad";
+  if (settings.overlap == moe::Overlap::kShared) row.label += ".shared";
+  if (settings.layout != moe::RowLayout::kAuto) row.label += text(".{}", name(settings.layout));
+  row.against = "one GPU, the slower of them";
+  row.ratio = alone / row.time.ms;
+  row.more += text(
+      R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "fullest": {:.3f}, "gpus": "{}")",
+      settings.ranks, alone, result.stood_ms, result.waited_ms, result.fullest, result.gpus);
+}
+
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto";
+  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto", overlap = "none";
   options.number("--threads", settings.threads, "that the ranks share")
       .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
+      .choice("--overlap", overlap, {"none", "wgrad", "shared"}, "ep.overlap")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
       .choice(
           "--model", model, {"demo", "qwen3", "small", "gptoss"},
           "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
+      .flag(
+          "--balanced", settings.balanced,
+          "biases of the routers' scores balance the experts, in steps before those that are timed")
+      .flag("--delay-wgrad", settings.delay_wgrad, "moe.delay_wgrad")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")
       .number("--ranks", settings.ranks, "threads; on GPUs each has one")
@@ -179,6 +201,8 @@ void run(bench::Options& options) {
   for (const auto wanted : {moe::RowLayout::kExpert, moe::RowLayout::kRank}) {
     if (layout == moe::name(wanted)) settings.layout = wanted;
   }
+  if (overlap == "wgrad") settings.overlap = moe::Overlap::kWgrad;
+  if (overlap == "shared") settings.overlap = moe::Overlap::kShared;
   const Case& c = settings.shape;
   const bool ranks_on_gpus = device == "cuda" && settings.ranks > 1;
   MOIETY_CHECK(device == "cuda" || (settings.parallel == "ep" && c.sequences % settings.ranks == 0),
@@ -207,14 +231,7 @@ void run(bench::Options& options) {
     row.more = text(R"("tflops": {:.1f}, "mfu": {:.1f}, "memory": {:.0f})", tflops,
                     100 * tflops / kPeak, result.memory);
   }
-  if (ranks_on_gpus) {
-    row.label += text(".{}{}", settings.parallel, settings.ranks);
-    row.against = "one GPU, the slower of them";
-    row.ratio = alone / time.ms;
-    row.more += text(
-        R"(, "ranks": {}, "alone_ms": {:.3f}, "stood_ms": {:.3f}, "waited_ms": {:.3f}, "gpus": "{}")",
-        settings.ranks, alone, result.stood_ms, result.waited_ms, result.gpus);
-  }
+  if (ranks_on_gpus) add_ranks(settings, alone, result, row);
   row.more += text(R"(, "experts": "{}")", result.experts);
   bench::print(row);
   print_groups(row.label, result);

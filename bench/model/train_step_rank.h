@@ -13,12 +13,16 @@
 #include "moiety/comm/gpu_waits.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
+#include "moiety/moe/gpu_exchange.h"
 #include "moiety/optim/distributed_optimizer.h"
 
 namespace moiety {
 
 inline constexpr int kBatches = 8;  // batches that the steps take in turn
 inline constexpr double kLearningRate = 1e-3, kWeightDecay = 0.1, kClip = 1.0;
+// Of the routers' biases, and the steps after which they balance.
+inline constexpr float kBiasRate = 2e-3f;
+inline constexpr int kBalancingSteps = 60;
 inline constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 
 struct Case {
@@ -36,6 +40,7 @@ inline constexpr Case kCases[] = {
 struct Settings {
   Case shape = kCases[0];
   moe::RowLayout layout = moe::RowLayout::kAuto;
+  moe::Overlap overlap = moe::Overlap::kNone;
   Device device;
   int threads = core_count();
   int ranks = 1;
@@ -43,6 +48,9 @@ struct Settings {
   int rounds = 1;               // of so many, on a GPU
   std::string parallel = "ep";  // what several ranks divide
   bool groups = false, eager = false;
+  // Biases of the routers' scores balance the experts (router.bias_rate).
+  bool balanced = false;
+  bool delay_wgrad = false;
   DType dtype = DType::kBFloat16;
 };
 
@@ -64,6 +72,8 @@ inline model::Config config_of(const Settings& settings) {
     config.expert_bias = true;
   }
   config.row_layout = settings.layout;
+  config.overlap = settings.overlap;
+  config.delay_wgrad = settings.delay_wgrad;
   return config;
 }
 
@@ -85,6 +95,7 @@ class Rank {
       : shape_(settings.shape),
         config_(config_of(settings)),
         device_(settings.device),
+        balanced_(settings.balanced),
         stream_(Stream::on(device_)),
         sequences_(sequences_of(settings, world.size())),
         groups_(grid_of(settings, world.size()), prepared(world, device_)),
@@ -94,8 +105,8 @@ class Rank {
                 .tp = grid().tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
                 .world = &world,
                 .device = device_}),
-        optimizer_(model_.parameter_specs(), {.weights = settings.dtype, .device = device_},
-                   groups_),
+        optimizer_(model_.parameter_specs(),
+                   {.weights = settings.dtype, .device = device_, .late_weights = true}, groups_),
         capacity_(model_.moe_capacity(-1, tokens() / grid().tp)),
         sums_(config_.moe_layers(), shape_.experts, device_),
         input_(byte_size(DType::kFloat64, model::kStepInputWords), 1, device_, "input"),
@@ -126,6 +137,7 @@ class Rank {
     return loss;
   }
   void enqueue() {
+    optimizer_.begin_forward(stream_);
     sums_.clear(stream_);
     batches_.fetch(stream_);
     input_.fetch(stream_);
@@ -138,7 +150,8 @@ class Rank {
     batch.target_BS = ids(batch_bytes());
     {
       const ArenaScope scope(arena_);
-      model_.forward(batch, capacity_, sums_, arena_, stream_);
+      model_.forward(batch, capacity_, sums_, arena_, stream_,
+                     [&](int end) { optimizer_.await_weights(end, stream_); });
       model::Transformer::GradientsReady ready;
       if (on_gpus()) ready = [&](int first) { optimizer_.on_grads_ready(first, stream_); };
       model_.backward(batch, stream_, ready);
@@ -147,6 +160,9 @@ class Rank {
                            device_);
     model::set_step_input(sums_, true, input, stream_);
     optimizer_.enqueue(input, report_, stream_);
+    if (!balanced_) return;
+    groups_.world().all_reduce(sums_.pairs_LE(), comm::ReduceOp::kSum, stream_).wait();
+    model_.update_router_bias(sums_.pairs_LE(), kBiasRate, stream_, optimizer_.skip());
   }
   // The loss of the last step, before its update.
   double loss() {
@@ -158,14 +174,23 @@ class Rank {
     stood_ms_ = 1e-6 * static_cast<double>(report.stood_ns);
     return report.losses[0] / static_cast<double>(report.tokens);
   }
-  // For how long the GPU has waited for tensor-parallel peers so far.
+  // For how long the GPU has waited for peers of its tp or ep group so far.
   double waited_ms() const {
-    const uint64_t* word =
-        grid().tp > 1 ? comm::waited_word(groups_.of({gtp::Axis::kTp})) : nullptr;
-    if (!word) return 0;
-    const Tensor ns =
-        to_host(TensorView(const_cast<uint64_t*>(word), DType::kUInt64, {1}, device_), stream_);
-    return 1e-6 * static_cast<double>(*ns.data<uint64_t>());
+    TensorView word = moe::waited_ns(group_);
+    if (grid().tp > 1) {
+      const uint64_t* const ns = comm::waited_word(groups_.of({gtp::Axis::kTp}));
+      if (ns) word = TensorView(const_cast<uint64_t*>(ns), DType::kInt64, {1}, device_);
+    }
+    if (!word.defined()) return 0;
+    return 1e-6 * static_cast<double>(*to_host(word, stream_).data<int64_t>());
+  }
+  // The rows of the rank that has most, mean over the layers of the last step, as a multiple of
+  // those of a rank.
+  double fullest() const {
+    const model::StepStats stats = sums_.read(stream_);
+    double rows = 0;
+    for (const model::MoeLayerStats& layer : stats.moe) rows += double(layer.required);
+    return rows / double(stats.moe.size() * shape_.top_k * tokens() / grid().tp);
   }
   // For how long the GPU stood, in the step of the last loss, at what travels beside computing.
   double stood_ms() const { return stood_ms_; }
@@ -208,6 +233,7 @@ class Rank {
   Case shape_;
   model::Config config_;
   Device device_;
+  bool balanced_;
   Stream stream_;
   int64_t sequences_;
   optim::GridGroups groups_;

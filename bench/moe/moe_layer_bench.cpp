@@ -1,7 +1,8 @@
 // A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
 // both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
 // weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
-// lies between forward and backward. On a GPU the step is a graph that is replayed.
+// lies between forward and backward. On a GPU the step is a graph that is replayed; rows `.host` are
+// the time in which the host enqueues it, operation by operation.
 #include <cmath>
 
 #include "bench/gemm/bursts.h"
@@ -113,9 +114,9 @@ class Layer {
     const double flop = 18.0 * double(s_.rows()) * double(s_.model * s_.ffn);
     Row row{name, s_.name, tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
     row.device = stream_.device();
-    row.more = text(R"("layout": "{}", "path": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
-                    moe::name(layer_.layout()), gemm::name(layer_.path().path),
-                    double(kept_) / 0x1p20, double(arena_.peak() + tensors_) / 0x1p20);
+    row.more = text(R"("layout": "{}", "experts": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
+                    moe::name(layer_.layout()), layer_.path().describe(), double(kept_) / 0x1p20,
+                    double(arena_.peak() + tensors_) / 0x1p20);
     if (gpu) {
       row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
                        row.value / dense.from_rest);
@@ -125,6 +126,12 @@ class Layer {
                        tera(flop, burst.steady_ms) / dense.steady);
     }
     print(row);
+    if (gpu) {
+      const Timing host = host_time([&] { step(); }, 4, stream_);
+      Row eager{text("{}.host", name), s_.name, host.ms * 1e3, "us", host};
+      eager.device = stream_.device();
+      print(eager);
+    }
     group_.close();
   }
 

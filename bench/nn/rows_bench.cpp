@@ -102,7 +102,8 @@ void norms(const Bench& b) {
     const auto x = b.randoms(kBf16, {b.tokens, d}), dy = b.randoms(kBf16, {b.tokens, d}),
                y = b.randoms(kBf16, {b.tokens, d});
     const Tensor weight = b.random(kBf16, {d}), grad = b.empty(kF32, {d}),
-                 workspace = b.empty(kF32, {norm_blocks(b.tokens), d}), amax = b.empty(kF32, {1});
+                 workspace = b.empty(kF32, {norm_blocks(b.tokens, d), d}),
+                 amax = b.empty(kF32, {1});
     const auto turn = [](const auto& v, int64_t i) { return v[i % std::ssize(v)].view(); };
     const int64_t bytes = x[0].view().bytes();
     const std::string label = text("{}x{}", b.tokens, d);
@@ -126,7 +127,7 @@ void heads(const Bench& b, int64_t head_dim) {
   const int64_t rows = b.tokens * kGroups * (kGroupHeads - 2), bytes = 2 * rows * head_dim;
   const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 2, head_dim);
   const Tensor weight = b.random(kBf16, {head_dim}), grad = b.empty(kF32, {head_dim}),
-               workspace = b.empty(kF32, {norm_blocks(rows), head_dim});
+               workspace = b.empty(kF32, {norm_blocks(rows, head_dim), head_dim});
   if (b.wanted("q_norm")) {
     b.report("q_norm", label, bytes, bytes, [&](int64_t i) {
       norm({queries(turn(qkv, i)), weight, queries(turn(out, i))}, b.stream);
@@ -155,8 +156,9 @@ void rotated_heads(const Bench& b, int64_t head_dim) {
   };
   const Tensor weight = b.random(kBf16, {head_dim}), q_grad = b.empty(kF32, {head_dim}),
                k_grad = b.empty(kF32, {head_dim}), table = b.here(rope_table(4096, head_dim, 1e6)),
-               workspace =
-                   b.empty(kF32, {norm_rope_blocks(b.tokens, kGroups, kGroupHeads - 1), head_dim});
+               workspace = b.empty(
+                   kF32,
+                   {norm_rope_blocks(b.tokens, kGroups, kGroupHeads - 1, head_dim), head_dim});
   const HeadAngles angles{table, {}, 4096};
   const int64_t bytes = 2 * b.tokens * kGroups * (kGroupHeads - 1) * head_dim;
   const std::string label = text("{}x{}x{} of {}", b.tokens, kGroups, kGroupHeads - 1, head_dim);

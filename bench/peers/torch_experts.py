@@ -6,6 +6,7 @@ tokens, weights and both matrices of every expert. `--ours` prints the rows of "
 benchmarks do; else this is a peer of compare.py. A peer that is absent, or that fails, is a line.
 """
 
+import gc
 import json
 import sys
 import time
@@ -100,6 +101,7 @@ def rows_of(shapes, names):
                     raise
                 reason = str(error).strip().split("\n")[0]
                 print(f"torch_experts {case}: no {name}: {reason}", file=sys.stderr)
+            gc.collect()  # compiled modules stand in cycles, and hold the weights
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

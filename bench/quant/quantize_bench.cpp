@@ -14,6 +14,7 @@
 #include "moiety/quant/dequantize.h"
 #include "moiety/quant/partial_cast.h"
 #include "moiety/quant/quantize/quantize_job.h"
+#include "moiety/quant/requantize.h"
 #include "moiety/quant/scale_layout.h"
 #include "moiety/quant/transpose.h"
 
@@ -340,6 +341,36 @@ void transpose(const Machine& m, const Inputs& in, Format format) {
   m.report(name, label(in.shape), bytes_of(v.row_data) + bytes_of(v.col_data), kTwoDirections, run);
 }
 
+// Columns of rows that came quantized, from their codes; and by the two calls that define them, which
+// store the values between.
+void requantize(const Machine& m, const Inputs& in, Format format) {
+  const std::string name = text("requantize_col.{}", moiety::name(format));
+  if (!m.wanted(name)) return;
+  constexpr Directions kCol{false, true};
+  const Cast c(m, in, QuantSpec::of(format), kRow);
+  c.fill();
+  const QuantSpec spec = QuantSpec::of(format);
+  std::vector<QuantizedTensor> out;
+  for (size_t i = 0; i < in.x.size(); ++i) out.push_back(m.quantized(spec, in.shape, kCol));
+  const Tensor values = m.empty(DType::kBFloat16, std::array{in.shape.rows, in.shape.cols});
+  const auto run = [&](int64_t i, const TensorView& through) {
+    requantize_col(c.out(i), out[i % std::ssize(out)], {}, through, m.stream());
+  };
+  if (in.checked()) {
+    const QuantizedTensor rows = c.expected(), expected(spec, in.shape.rows, in.shape.cols, kCol);
+    requantize_col(rows, expected, {}, {}, Stream());
+    for (const TensorView& through : {TensorView(), values.view()}) {
+      m.poison(out[0]);
+      run(0, through);
+      expect_equal(m, name, out[0], expected);
+    }
+  }
+  const double bytes = output_bytes(c.out(0)) + output_bytes(out[0]);
+  m.report(name, label(in.shape), bytes, kTwoDirections, [&](int64_t i) { run(i, {}); });
+  m.report(name + ".two_calls", label(in.shape), bytes, kTwoDirections,
+           [&](int64_t i) { run(i, values); });
+}
+
 // Measures layouts of scales, which are small: beside the large copy there is one of as many bytes,
 // launch and all.
 void scales(const Machine& m, const Inputs& in, Format format, ScaleLayout layout) {
@@ -404,6 +435,7 @@ void one_matrix(const Machine& m, Shape s) {
   for (const Format f : {Format::kFp8Tensor, Format::kFp8Block128x128, Format::kNvfp4Tile16}) {
     transpose(m, in, f);
   }
+  for (const Format f : {Format::kFp8Block1x128, Format::kMxfp8}) requantize(m, in, f);
   scales(m, in, Format::kNvfp4, ScaleLayout::kSm100Swizzled);
   scales(m, in, Format::kMxfp8, ScaleLayout::kSm100Swizzled);
   scales(m, in, Format::kMxfp8, ScaleLayout::kPadded);

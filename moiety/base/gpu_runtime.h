@@ -26,7 +26,9 @@ void free(int device, void* data) noexcept;
 void* allocate_pinned(int64_t bytes, const char* what);
 void free_pinned(void* data) noexcept;
 
-// A stream that neither waits for the legacy default stream nor holds it up, of a high priority.
+// A stream that neither waits for the legacy default stream nor holds it up, of a high priority. It
+// has been used once: a stream's first work does not begin while a kernel waits on the GPU, so if that
+// is the kernel of a rank which waits for this work, both stand (docs/adr/0031-processes-without-mpi.md).
 void* create_stream(int device);
 // The same of the lowest priority.
 void* create_lane(int device);

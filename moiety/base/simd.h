@@ -6,9 +6,11 @@
 
 #define MOIETY_INLINE inline __attribute__((always_inline))
 
-#if defined(__x86_64__) && !defined(MOIETY_NO_SIMD_CLONES)
+#if !defined(__x86_64__) || defined(MOIETY_NO_SIMD_CLONES)
+#define MOIETY_SIMD_CLONES
+#elif defined(MOIETY_NO_AVX512_CLONES)  // tests of what a processor without it takes
+#define MOIETY_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
 #define MOIETY_SIMD_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define MOIETY_SIMD_CLONES
 #endif

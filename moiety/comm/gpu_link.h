@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "moiety/comm/collective.h"
 #include "moiety/comm/gpu_transport.h"
@@ -35,7 +36,18 @@ class GpuLink : public GpuWaits {
 struct RankGpu {
   std::optional<Stream> lane;  // of NCCL's work
   bool told = false;           // whether the log knows why NCCL is used
+  std::vector<void*> waiting;  // streams on which operations have waited for peers
 };
+
+// Two ranks that compute on one GPU, which nvidia-smi calls `gpu`.
+struct SharedGpu {
+  int first = 0, second = 0;
+  std::string gpu;
+};
+// The first such ranks, if there are any. Collective.
+std::optional<SharedGpu> find_shared_gpu(Bootstrap& bootstrap, Device gpu);
+// The 16 bytes that tell a GPU of any host from all others.
+std::string gpu_identity(int device);
 
 // Makes the link of a communicator of several ranks. Collective. `group` is what a split of the
 // parent's link made. Throws what SymmetricBuffer::create throws, or DeviceError if ranks cannot map

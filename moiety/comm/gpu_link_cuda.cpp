@@ -1,3 +1,4 @@
+#include "moiety/base/cuda_check.cuh"
 #include "moiety/base/error.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/gpu_link.h"
@@ -11,13 +12,19 @@ std::shared_ptr<GpuLink> make_nccl_link(Communicator& comm, Device gpu,
                                         const GpuLinkOptions& options, RankGpu& rank,
                                         std::shared_ptr<nccl::Group> group,
                                         const std::string& why) {
-  nccl::check_possible(comm.bootstrap(), gpu, why);
+  nccl::check_possible(comm.bootstrap(), gpu, why, nccl::functions());
   if (!rank.lane) rank.lane = Stream::on(gpu);
   return std::make_shared<nccl::Link>(comm, gpu, options, nccl::functions(), std::move(group),
                                       *rank.lane);
 }
 
 }  // namespace
+
+std::string gpu_identity(int device) {
+  cudaDeviceProp properties{};
+  MOIETY_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return {properties.uuid.bytes, sizeof(properties.uuid.bytes)};
+}
 
 std::shared_ptr<GpuLink> make_gpu_link(Communicator& comm, Device gpu,
                                        const GpuLinkOptions& options, GpuTransport transport,

@@ -7,7 +7,6 @@
 #include "moiety/base/integer.h"
 #include "moiety/comm/lane.h"
 #include "moiety/comm/nccl/functions.h"
-#include "moiety/comm/nccl/marks.h"
 #include "moiety/comm/process.h"
 
 namespace moiety::comm {
@@ -43,22 +42,26 @@ std::string gpu_name(const std::string& identity) {
 
 }  // namespace
 
-void check_own_gpus(Bootstrap& bootstrap, Device gpu) {
+std::optional<SharedGpu> find_shared_gpu(Bootstrap& bootstrap, Device gpu) {
+  if (gpu.type == DeviceType::kCpu) return std::nullopt;
   if constexpr (kCudaBuilt) {
-    const auto identity = nccl::gpu_identity(gpu.index);
-    const std::vector<std::string> all = bootstrap.all_gather({identity.data(), identity.size()});
-    for (size_t b = 1; b < all.size(); ++b) {
-      for (size_t a = 0; a < b; ++a) {
-        if (all[a] != all[b]) continue;
-        throw DeviceError(
-            "ranks {} and {} would share {} ({}): check CUDA_VISIBLE_DEVICES, or "
-            "--run.share_gpus=true",
-            a, b, gpu_name(all[a]), name(gpu));
+    const std::vector<std::string> all = bootstrap.all_gather(gpu_identity(gpu.index));
+    for (int b = 1; b < std::ssize(all); ++b) {
+      for (int a = 0; a < b; ++a) {
+        if (all[a] == all[b]) return SharedGpu{a, b, gpu_name(all[a])};
       }
     }
-  } else {
-    static_cast<void>(bootstrap), static_cast<void>(gpu);
   }
+  static_cast<void>(bootstrap);
+  return std::nullopt;
+}
+
+void check_own_gpus(Bootstrap& bootstrap, Device gpu) {
+  const std::optional<SharedGpu> shared = find_shared_gpu(bootstrap, gpu);
+  if (!shared) return;
+  throw DeviceError(
+      "ranks {} and {} would share {} ({}): check CUDA_VISIBLE_DEVICES, or --run.share_gpus=true",
+      shared->first, shared->second, shared->gpu, name(gpu));
 }
 
 int rank_on_host(Bootstrap& bootstrap) {

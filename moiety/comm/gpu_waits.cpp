@@ -1,5 +1,7 @@
 #include "moiety/comm/gpu_waits.h"
 
+#include <algorithm>
+
 #include "moiety/base/error.h"
 #include "moiety/comm/lane.h"
 
@@ -7,7 +9,7 @@ namespace moiety::comm {
 namespace {
 
 // What the communicator's rank shares among its communicators; null if it is of another kind.
-std::shared_ptr<RankLanes> lanes_of(Communicator& comm) {
+std::shared_ptr<RankLanes> lanes_of(const Communicator& comm) {
   const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);
   return lane ? lane->lanes() : nullptr;
 }
@@ -24,12 +26,28 @@ const uint64_t* waited_word(const Communicator& comm) {
   return lane && lane->link() ? lane->link()->waited_word() : nullptr;
 }
 
+std::vector<const uint64_t*> fault_words(Communicator& comm) {
+  std::vector<const uint64_t*> words;
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  if (!lanes) return words;
+  for (const GpuWaits* waits : lanes->waits) {
+    if (const uint64_t* const word = waits->fault_word()) words.push_back(word);
+  }
+  return words;
+}
+
 GpuWatch::GpuWatch(Communicator& comm, GpuWaits& waits) : lanes_(lanes_of(comm)), waits_(&waits) {
   if (lanes_) lanes_->waits.push_back(waits_);
 }
 
 GpuWatch::~GpuWatch() {
   if (lanes_) std::erase(lanes_->waits, waits_);
+}
+
+int waiting_streams(const Communicator& comm) {
+  const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
+  if (!lanes) return 0;
+  return static_cast<int>(lanes->gpu.waiting.size()) + lanes->gpu.lane.has_value();
 }
 
 void meet(Communicator& comm, const Stream& stream) {
@@ -41,6 +59,13 @@ void meet(Communicator& comm, const Stream& stream) {
 void enqueue(Communicator& comm, const Stream& stream, const std::function<void()>& operation) {
   const std::shared_ptr<RankLanes> lanes = lanes_of(comm);
   Communicator* const alone = lanes ? lanes->alone : nullptr;
+  if (lanes && stream.device().type == DeviceType::kCuda) {
+    std::vector<void*>& waiting = lanes->gpu.waiting;
+    void* const handle = stream.cuda_stream();
+    if (std::find(waiting.begin(), waiting.end(), handle) == waiting.end()) {
+      waiting.push_back(handle);
+    }
+  }
   if (alone) alone->barrier();
   operation();
   if (!alone) return;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "moiety/base/stream.h"
 
@@ -49,6 +50,15 @@ class GpuWatch {
 // The words of the communicator's own waits, good as long as it; null before `prepare`.
 const uint64_t* fault_word(const Communicator& comm);
 const uint64_t* waited_word(const Communicator& comm);
+// The fault words of all waits of the communicator's rank, those that are watched among them.
+std::vector<const uint64_t*> fault_words(Communicator& comm);
+
+// A rank's kernels may wait for peers on so many streams, and those of all ranks that share a GPU on
+// so many: a GPU has 32 queues (Note [Environment of ranks on GPUs], gpu_environment.h), and in one
+// queue a waiting kernel holds up the one that it waits for.
+inline constexpr int kMaxWaitingStreams = 8, kMaxWaitingStreamsOfGpu = 31;
+// On how many streams operations of the communicator's rank have waited so far.
+int waiting_streams(const Communicator& comm);
 
 // Calls `operation`, which enqueues work that waits for peers; alone while the rank's operations run
 // so: then all ranks that run alone make as many such calls.

@@ -110,9 +110,19 @@ LinearBytes quantized_linear_bytes(const Recipe& r, const LinearSize& s) {
         weight_operand_bytes(r.weight, direction, s.n, s.k, matrices, s.in_format);
     return std::max(w.peak, w.kept + rows.peak);
   };
-  const OperandBytes a = dy(Direction::kCol), b = x(Direction::kCol);
+  const OperandBytes a = dy(Direction::kCol);
+  OperandBytes b = x(Direction::kCol);
+  if (s.x_columns) b.peak = b.kept;
   return {product(Direction::kRow, x(Direction::kRow)),
           product(Direction::kCol, dy(Direction::kRow)), std::max(a.peak, a.kept + b.peak)};
+}
+
+void make_columns(const QuantizedLinear& linear, const Groups& groups, const GroupedTensor& x,
+                  const QuantizedView& columns, Arena& arena, Stream stream) {
+  check_rows("make_columns", linear, x.data, columns.cols);
+  MOIETY_CHECK(columns.spec == linear.recipe->input, "make_columns: columns are {}, expected {}",
+               name(columns.spec.format), name(linear.recipe->input.format));
+  fill_columns(columns, x, linear.rows, groups, input_cast(linear), arena, stream);
 }
 
 void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& groups,
@@ -164,8 +174,10 @@ void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Grou
   const Recipe& recipe = *linear.recipe;
   const Operand a = make_grouped_operand(recipe.gradient, Direction::kCol, dy, groups,
                                          gradient_cast(linear), arena, stream);
-  const Operand b = make_grouped_operand(recipe.input, Direction::kCol, x, groups,
-                                         input_cast(linear), arena, stream);
+  const Operand b = linear.columns.col_data.defined()
+                        ? make_column_operand(linear.columns, groups, arena, stream)
+                        : make_grouped_operand(recipe.input, Direction::kCol, x, groups,
+                                               input_cast(linear), arena, stream);
   grouped_gemm({.op = GroupedOp::kWgrad,
                 .groups = grouped_operand_groups(recipe.input, groups, arena, stream),
                 .a = {a.data},

@@ -25,6 +25,9 @@ struct QuantizedLinear {
   // For a grouped forward, optional: x as recipe->input has quantized it, as many rows as x has. x
   // is then not read.
   QuantizedView rows = {};
+  // For a grouped weight gradient, optional: x's column codes, of make_columns. x is then not read,
+  // but for its width.
+  QuantizedView columns = {};
 };
 
 void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,
@@ -42,11 +45,17 @@ struct LinearSize {
   bool in_format = true;  // the weight's owner keeps it in the recipe's format
   // Rows that maps read x and dy from; 0 without a map.
   int64_t x_sources = 0, dy_sources = 0;
+  bool x_columns = false;  // the weight gradient has QuantizedLinear::columns
 };
 struct LinearBytes {
   int64_t forward = 0, input_gradient = 0, weight_gradient = 0;
 };
 LinearBytes quantized_linear_bytes(const Recipe& recipe, const LinearSize& size);
+
+// Fills `columns` (allocate_columns, in recipe->input) with x's column codes: what is kept of x where
+// only the weight gradient reads it again. linear.rows are as in forward.
+void make_columns(const QuantizedLinear& linear, const Groups& groups, const GroupedTensor& x,
+                  const QuantizedView& columns, Arena& arena, Stream stream);
 
 // The same for rows of groups, [capacity, ...], or x and dy read through source_R; bias and beta are
 // as in grouped_gemm.h. There is no residual.

@@ -12,6 +12,7 @@
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/quantized_operand_cuda.h"
 #include "moiety/quant/dequantize.h"
+#include "moiety/quant/requantize.h"
 
 namespace moiety::gemm {
 namespace {
@@ -173,6 +174,37 @@ void record_source_faults(const GroupedTensor& x, const Groups& groups, const St
       [=] { record_faults(groups, OperationId::kQuantizeGrouped, x.source_R, x.data.size(0)); });
 }
 
+// Quantizes x in the order of groups.
+void quantize_rows(const QuantizedView& view, const GroupedTensor& x, const Groups& groups,
+                   const OperandCast& cast, Arena& arena, const Stream& stream) {
+  ArenaScope temporaries(arena);
+  TensorView ordered = x.data;
+  if (x.source_R.defined()) {
+    record_source_faults(x, groups, stream);
+    ordered = arena.tensor(x.data.dtype(), {groups.capacity, x.data.size(1)});
+    gather_rows(x, ordered, stream);
+  }
+  quant::quantize_grouped(ordered, groups, view, options(view.spec, cast), stream);
+}
+
+Operand allocate_grouped(const QuantSpec& spec, Direction direction, int64_t capacity, int64_t cols,
+                         int64_t experts, Arena& arena) {
+  const int64_t rows = direction == Direction::kRow ? capacity : grouped_columns(capacity, experts);
+  return allocate(spec, direction, rows, cols, experts, arena);
+}
+
+void fill_grouped(const QuantizedView& view, Direction direction, int64_t experts,
+                  const Operand& out, const Stream& stream) {
+  if (out.scale.tensor.defined()) {
+    keep_tensor_scale(view, direction, experts, out.scale.tensor, stream);
+  }
+  Operand matrix = out;
+  matrix.scale.tensor = TensorView();
+  const int64_t rows =
+      direction == Direction::kRow ? view.rows : grouped_columns(view.rows, experts);
+  fill(ungrouped(view, rows), direction, 1, matrix, stream);
+}
+
 int64_t code_bytes(const QuantizedSizes& s) {
   int64_t bytes = 0;
   for (const ArraySpec* a :
@@ -216,25 +248,13 @@ Operand make_grouped_operand(const QuantSpec& spec, Direction direction, const G
     read_through(x.source_R, out, arena, stream);
     return out;
   }
-  const int64_t rows = direction == Direction::kRow ? capacity : grouped_columns(capacity, experts);
-  const Operand out = allocate(spec, direction, rows, cols, experts, arena);
+  const Operand out = allocate_grouped(spec, direction, capacity, cols, experts, arena);
   ArenaScope codes(arena);
-  TensorView ordered = x.data;
-  if (x.source_R.defined()) {
-    record_source_faults(x, groups, stream);
-    ordered = arena.tensor(x.data.dtype(), {capacity, cols});
-    gather_rows(x, ordered, stream);
-  }
   const QuantizedView view =
       place(spec, capacity, cols,
             quantized_grouped_sizes(spec, capacity, cols, experts, only(direction)), arena);
-  quant::quantize_grouped(ordered, groups, view, options(spec, cast), stream);
-  if (out.scale.tensor.defined()) {
-    keep_tensor_scale(view, direction, experts, out.scale.tensor, stream);
-  }
-  Operand matrix = out;
-  matrix.scale.tensor = TensorView();
-  fill(ungrouped(view, rows), direction, 1, matrix, stream);
+  quantize_rows(view, x, groups, cast, arena, stream);
+  fill_grouped(view, direction, experts, out, stream);
   return out;
 }
 
@@ -254,6 +274,36 @@ QuantizedView allocate_rows(const QuantSpec& spec, int64_t rows, int64_t cols, A
 
 int64_t row_bytes(const QuantSpec& spec, int64_t rows, int64_t cols) {
   return code_bytes(quantized_sizes(spec, rows, cols, only(Direction::kRow)));
+}
+
+QuantizedView allocate_columns(const QuantSpec& spec, int64_t capacity, int64_t cols,
+                               int64_t experts, Arena& arena) {
+  return place(spec, capacity, cols,
+               quantized_grouped_sizes(spec, capacity, cols, experts, only(Direction::kCol)),
+               arena);
+}
+
+int64_t column_bytes(const QuantSpec& spec, int64_t capacity, int64_t cols, int64_t experts) {
+  return code_bytes(quantized_grouped_sizes(spec, capacity, cols, experts, only(Direction::kCol)));
+}
+
+void fill_columns(const QuantizedView& columns, const GroupedTensor& x, const QuantizedView& rows,
+                  const Groups& groups, const OperandCast& cast, Arena& arena, Stream stream) {
+  if (rows.row_data.defined() && !x.source_R.defined()) {
+    return quant::requantize_col_grouped(rows, groups, columns, options(columns.spec, cast), {},
+                                         stream);
+  }
+  quantize_rows(columns, x, groups, cast, arena, stream);
+}
+
+Operand make_column_operand(const QuantizedView& columns, const Groups& groups, Arena& arena,
+                            Stream stream) {
+  MOIETY_CHECK(columns.rows == groups.capacity, "quantized columns: {} rows, the groups have {}",
+               columns.rows, groups.capacity);
+  const Operand out = allocate_grouped(columns.spec, Direction::kCol, columns.rows, columns.cols,
+                                       groups.experts, arena);
+  fill_grouped(columns, Direction::kCol, groups.experts, out, stream);
+  return out;
 }
 
 Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena& arena,

@@ -9,7 +9,7 @@
 //    dw = dy^T x    dy, blocks along tokens    x, blocks along tokens
 //
 // Operands are tensors on the arena, which the caller releases; nothing else stays there. Every
-// call quantizes anew: activations are saved in their storage type, never quantized.
+// call quantizes anew, but for rows that came as codes and columns that were kept as codes.
 #pragma once
 
 #include <span>
@@ -89,6 +89,18 @@ Operand make_row_operand(const QuantizedView& rows, const TensorView& source_R, 
 // Memory on the arena for the row direction of [rows, cols].
 QuantizedView allocate_rows(const QuantSpec& spec, int64_t rows, int64_t cols, Arena& arena);
 int64_t row_bytes(const QuantSpec& spec, int64_t rows, int64_t cols);
+
+// Of rows that belong to groups the codes of the col direction: all that a weight gradient needs of
+// x. make_grouped_operand(kCol) is make_column_operand of these, with the same bits.
+QuantizedView allocate_columns(const QuantSpec& spec, int64_t capacity, int64_t cols,
+                               int64_t experts, Arena& arena);
+int64_t column_bytes(const QuantSpec& spec, int64_t capacity, int64_t cols, int64_t experts);
+// Fills them; rows that are read through a map are on the arena meanwhile. `rows`, optional: x as
+// codes of rows in a format without tensor scales. x is then not read, but for its shape and map.
+void fill_columns(const QuantizedView& columns, const GroupedTensor& x, const QuantizedView& rows,
+                  const Groups& groups, const OperandCast& cast, Arena& arena, Stream stream);
+Operand make_column_operand(const QuantizedView& columns, const Groups& groups, Arena& arena,
+                            Stream stream);
 
 Groups grouped_operand_groups(const QuantSpec& spec, const Groups& groups, Arena& arena,
                               Stream stream);

@@ -27,6 +27,14 @@ MOIETY_INLINE void move_half(const ActivationBlock& b, T* row, int half, int64_t
                              Values* values) {
   const bool gated = b.activation.kind == ActivationKind::kGlu;
   const int64_t run = gated && b.interleave > 0 ? b.interleave : b.ffn;
+  if (run == b.ffn) {  // without the divisions
+    if constexpr (kStore) {
+      store(values, n, row + half * b.ffn + f);
+    } else {
+      load(row + half * b.ffn + f, n, values);
+    }
+    return;
+  }
   for (int64_t i = 0; i < n;) {
     const int64_t piece = std::min(run - (f + i) % run, n - i);
     T* at = row + hidden_column(half, f + i, b.ffn, gated ? b.interleave : 0);
@@ -81,20 +89,28 @@ struct Segment {
       return dot_segment<float>(
           n, [&](int64_t i) { return da[i]; }, [&](int64_t i) { return y[i]; });
     }
+    // Even and odd elements apart, so that the four sums are a vector.
+    alignas(64) float x[2][kSegment / 2], z[2][kSegment / 2];
+    for (int64_t i = 0; i < kSegment / 2; ++i) {
+      x[0][i] = da[2 * i];
+      x[1][i] = da[2 * i + 1];
+      z[0][i] = y[2 * i];
+      z[1][i] = y[2 * i + 1];
+    }
     float lane[4] = {};
-    for (int64_t j = 0; j < kSegment; j += 8) {
-      for (int64_t q = 0; q < 4; ++q) lane[q] = std::fma(da[j + 2 * q], y[j + 2 * q], lane[q]);
-      for (int64_t q = 0; q < 4; ++q) {
-        lane[q] = std::fma(da[j + 2 * q + 1], y[j + 2 * q + 1], lane[q]);
-      }
+    for (int64_t j = 0; j < kSegment / 2; j += 4) {
+      for (int64_t q = 0; q < 4; ++q) lane[q] = std::fma(x[0][j + q], z[0][j + q], lane[q]);
+      for (int64_t q = 0; q < 4; ++q) lane[q] = std::fma(x[1][j + q], z[1][j + q], lane[q]);
     }
     return (lane[0] + lane[1]) + (lane[2] + lane[3]);
   }
 };
 
-template <class T>
+// kSwiglu: the activation is that, whose constants then cost nothing.
+template <class T, bool kSwiglu>
 MOIETY_INLINE void forward(const ActivationBlock& block) {
-  const bool gated = block.activation.kind == ActivationKind::kGlu;
+  const Activation activation = kSwiglu ? swiglu() : block.activation;
+  const bool gated = activation.kind == ActivationKind::kGlu;
   Segment s;
   for (int64_t r = block.begin; r < block.begin + block.rows; ++r) {
     const T* h = static_cast<const T*>(block.h) + r * block.h_stride;
@@ -104,15 +120,16 @@ MOIETY_INLINE void forward(const ActivationBlock& block) {
       const int64_t n = std::min(kSegment, block.ffn - f);
       move_half<false>(block, h, 0, f, n, s.a);
       if (gated) move_half<false>(block, h, 1, f, n, s.b);
-      s.activate(block.activation);
+      s.activate(activation);
       s.store_a(prob, n, a + f);
     }
   }
 }
 
-template <class T>
+template <class T, bool kSwiglu>
 MOIETY_INLINE void backward(const ActivationBlock& block) {
-  const bool gated = block.activation.kind == ActivationKind::kGlu;
+  const Activation activation = kSwiglu ? swiglu() : block.activation;
+  const bool gated = activation.kind == ActivationKind::kGlu;
   Segment s;
   for (int64_t r = block.begin; r < block.begin + block.rows; ++r) {
     const T* h = static_cast<const T*>(block.h) + r * block.h_stride;
@@ -125,7 +142,7 @@ MOIETY_INLINE void backward(const ActivationBlock& block) {
       move_half<false>(block, h, 0, f, n, s.a);
       if (gated) move_half<false>(block, h, 1, f, n, s.b);
       load(da + f, n, s.da);
-      s.differentiate(block.activation, prob);
+      s.differentiate(activation, prob);
       if (block.a) s.store_a(prob, n, static_cast<T*>(block.a) + r * block.a_stride + f);
       if (block.dprob) dprob += s.dot(n);
       move_half<true>(block, dh, 0, f, n, s.a);
@@ -133,6 +150,20 @@ MOIETY_INLINE void backward(const ActivationBlock& block) {
     }
     if (block.dprob) static_cast<float*>(block.dprob)[r] = dprob;
   }
+}
+
+MOIETY_INLINE bool is_swiglu(const Activation& p) {
+  return p.kind == ActivationKind::kGlu && p.alpha == 1 && p.limit == swiglu().limit &&
+         p.offset == 0;
+}
+
+template <class T>
+MOIETY_INLINE void forward(const ActivationBlock& block) {
+  return is_swiglu(block.activation) ? forward<T, true>(block) : forward<T, false>(block);
+}
+template <class T>
+MOIETY_INLINE void backward(const ActivationBlock& block) {
+  return is_swiglu(block.activation) ? backward<T, true>(block) : backward<T, false>(block);
 }
 
 MOIETY_SIMD_CLONES void forward_fp32(const ActivationBlock& block) { forward<float>(block); }

@@ -183,7 +183,7 @@ void AttentionBlock::heads_gradient(const Pass& pass, TensorView qkv, TensorView
   const OpenGradient q_grad = open_small_gradient(pass, *q_norm_),
                      k_grad = open_small_gradient(pass, *k_norm_);
   const GradientSum q_sum = begin_sum(pass, q_grad), k_sum = begin_sum(pass, k_grad);
-  const int64_t blocks = nn::norm_rope_blocks(x.size(0), x.size(1), x.size(2));
+  const int64_t blocks = nn::norm_rope_blocks(x.size(0), x.size(1), x.size(2), head_dim_);
   nn::norm_rope_backward({.x_TGNC = x,
                           .q_weight_C = q_norm_->weight,
                           .k_weight_C = k_norm_->weight,

@@ -39,7 +39,7 @@ struct NormGradient {
 };
 inline void norm_gradient(const Pass& pass, const NormGradient& g, float eps, optim::Parameter& p) {
   ArenaScope workspace(pass.arena);
-  const int64_t blocks = nn::norm_blocks(nn::row_count(g.x));
+  const int64_t blocks = nn::norm_blocks(nn::row_count(g.x), g.x.size(-1));
   const OpenGradient grad = open_small_gradient(pass, p);
   const GradientSum sum = begin_sum(pass, grad);
   nn::norm_backward({.x = g.x,

@@ -124,6 +124,7 @@ void MoeBlock::bind(ParameterCursor& parameters) {
 
 void MoeBlock::set_recipe(const LinearRecipe& recipe, const std::optional<QuantSpec>& dispatch) {
   layer_.set_dispatch(dispatch);
+  layer_.set_kept(recipe.recipe ? std::optional(recipe.recipe->input) : std::nullopt);
   fc1_.set_recipe(recipe);
   fc2_.set_recipe(recipe);
   if (shared_) shared_->set_recipe(recipe);
@@ -407,7 +408,8 @@ void MoeBlock::begin_backward(const Pass& pass, const Backward& a, const Saved& 
   } else if (needs_.experts && !layer_.in_place()) {
     p.gradient = layer_.make_gradient_rows(saved.experts.plan.capacity, pass.arena, !needs_.fc2);
   }
-  p.here = layer_.beside(moe::Overlap::kShared, pass.exchange, pass.stream);
+  p.here = layer_.beside(a.delayed && !beside ? moe::Overlap::kWgrad : moe::Overlap::kShared,
+                         pass.exchange, pass.stream);
   if (needs_.experts) {
     layer_.receive_gradient(saved.experts, a.d_TD, p.gradient, pass.probe, p.here.stream());
   }
@@ -416,12 +418,13 @@ void MoeBlock::begin_backward(const Pass& pass, const Backward& a, const Saved& 
 }
 
 void MoeBlock::backward_experts(const Pass& pass, BackwardPass& p) const {
-  p.here.join();
   if (needs_.experts) pass.note(exchange_work(pass));
+  // The weight gradients of the layer above are computed beside the exchange.
   if (p.args.delayed) {
     finish(pass, *p.args.delayed);
     if (pass.probe) pass.probe->enter(index_, true);
   }
+  p.here.join();
   if (needs_.experts) experts_backward(pass, p);
 }
 

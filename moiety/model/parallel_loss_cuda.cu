@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) words_kernel(const LossRows c,
   const int64_t n = blockIdx.x;
   const auto row = row_of<kVector>(c, held, held_n);
   const float max = nn::device::row_max(row, shared.maxima);
-  const float sum = nn::device::row_sum(row, max, shared.tiles);
+  const float sum = nn::device::row_sum(row, max, shared);
   if (threadIdx.x > 0) return;
   const int64_t y = c.target[n] == nn::kIgnoredTarget ? -1 : c.target[n] - c.first;
   c.own[kRowMax * c.rows + n] = max;

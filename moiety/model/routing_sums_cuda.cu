@@ -8,13 +8,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Leaves the sum of all lanes in lane[0], folded by halves.
+// Leaves the sum of all lanes in lane[0], folded by halves, where every thread may read it.
 template <class T>
 __device__ void fold(T* lane) {
   for (int half = kLossLanes / 2; half >= 1; half /= 2) {
     __syncthreads();
     if (int(threadIdx.x) < half) lane[threadIdx.x] += lane[threadIdx.x + half];
   }
+  __syncthreads();
 }
 
 __global__ void __launch_bounds__(kLossLanes)

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/comm/packs.cuh"
 #include "moiety/formats/bf16.h"
 #include "moiety/model/tensor_parallel_sum.h"
 #include "moiety/nn/element.h"
@@ -45,19 +46,12 @@ __device__ int64_t in_all(const WindowRows& rows, int r, uint32_t i) {
 template <class P>
 __global__ void __launch_bounds__(kThreads)
     show_kernel(const P* own, P* mine, const __grid_constant__ WindowRows rows, P* all, int64_t n) {
-  P value[kFlight];
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    const int64_t i = first_pack() + f * kThreads;
-    if (i < n) value[f] = own[i];
-  }
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    const int64_t i = first_pack() + f * kThreads;
-    if (i >= n) continue;
-    mine[i] = value[f];
-    all[in_all(rows, rows.rank, static_cast<uint32_t>(i))] = value[f];
-  }
+  comm::carry_packs<kThreads, kFlight>(
+      first_pack(), n, [&](int64_t i) { return own[i]; },
+      [&](int64_t i, const P& x) {
+        mine[i] = x;
+        all[in_all(rows, rows.rank, static_cast<uint32_t>(i))] = x;
+      });
 }
 
 // n packs of each peer, of which a block has some of one.
@@ -68,16 +62,9 @@ __global__ void __launch_bounds__(kThreads)
   const int r = static_cast<int>((rows.rank + 1 + blockIdx.x / blocks) % rows.ranks);
   const int64_t first = blockIdx.x % blocks * kThreads * kFlight + threadIdx.x;
   const P* from = reinterpret_cast<const P*>(rows.at[r]);
-  P value[kFlight];
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    if (first + f * kThreads < n) value[f] = from[first + f * kThreads];
-  }
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    const int64_t i = first + f * kThreads;
-    if (i < n) all[in_all(rows, r, static_cast<uint32_t>(i))] = value[f];
-  }
+  comm::carry_packs<kThreads, kFlight>(
+      first, n, [&](int64_t i) { return from[i]; },
+      [&](int64_t i, const P& x) { all[in_all(rows, r, static_cast<uint32_t>(i))] = x; });
 }
 
 template <class P, class A, class O, int N>

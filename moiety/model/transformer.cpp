@@ -159,6 +159,7 @@ void Transformer::bind(std::span<optim::Parameter> parameters, gtp::Executor* ex
   first_of_end_ = cursor.at();
   final_norm_ = cursor.next("final_norm.weight");
   if (!config_.tie_embeddings) head_ = cursor.next("head.weight");
+  end_ = cursor.at();
   MOIETY_CHECK(cursor.at_end(), "model: {} parameters are too many", parameters.size());
   token_faults_ = moves_rows() ? Tensor(DType::kInt64, {3}) : Tensor();
   trainable_ = true;

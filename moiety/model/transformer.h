@@ -120,10 +120,13 @@ class Transformer {
   StepSums make_sums() const {
     return StepSums(config_.moe_layers(), config_.router.experts, context_.device);
   }
+  // Called on the way of a batch forward, each time with a larger `end`, before the stream reads
+  // weights of the parameters [0, end), in the order of the specs; at last with all of them.
+  using AwaitWeights = std::function<void(int end)>;
   // Runs forward and adds to `sums` in stream order. `capacity` is the number of rows that this
   // rank's experts take, per layer. The head's gradient is formed here, with the loss.
   void forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
-               Stream stream);
+               Stream stream, const AwaitWeights& await = {});
   // Told on the way back of a batch, each time with a smaller `first`, that in the order of the
   // stream this batch adds no more to gradients of the parameters [first, end), in the order of the
   // specs; at last with 0.
@@ -195,7 +198,8 @@ class Transformer {
     MoeBlock::BackwardPass backward = {};
     AttentionBlock::Saved attention = {};
     Arena::Mark temporaries = {};
-    const GradientsReady* ready = nullptr;  // null: nobody asks
+    const AwaitWeights* await = nullptr;  // null: nobody asks, as below
+    const GradientsReady* ready = nullptr;
   };
 
   static TensorView flat(const TensorView& x_BS) {
@@ -215,7 +219,7 @@ class Transformer {
   // Begins forward: the embedding. `go_forward` then runs layers until rows have set out; false if
   // it has run the last one. `end_forward` computes the loss.
   std::unique_ptr<Saved> begin_forward(const Batch& batch, int64_t capacity, Arena& arena,
-                                       Stream stream);
+                                       Stream stream, const AwaitWeights* await = nullptr);
   bool go_forward(Saved& s) const;
   void end_forward(Saved& s, const Batch& batch, const StepSums& sums);
   // The same for backward, of which `end_backward` is the embedding's gradient.
@@ -223,6 +227,13 @@ class Transformer {
   bool go_backward(Saved& s) const;
   void end_backward(Saved& s, const Batch& batch) const;
   void tell_ready(const Saved& s, int first) const;
+  static void await_weights(const Saved& s, int end) {
+    if (s.await && *s.await) (*s.await)(end);
+  }
+  // The first parameter behind the layers before `layer`.
+  int first_of(int64_t layer) const {
+    return layer < config_.layers ? layers_[layer].first : first_of_end_;
+  }
   // Runs attention of the layer in training, before its second half.
   void attention_forward(Saved& s, LayerSaved& saved) const;
   void attention_backward(Saved& s) const;
@@ -282,6 +293,7 @@ class Transformer {
   optim::Parameter* final_norm_ = nullptr;
   optim::Parameter* head_ = nullptr;
   int first_of_end_ = 0;  // the parameter behind those of layers
+  int end_ = 0;           // behind all parameters
   bool trainable_ = false;
   TensorProbe* probe_ = nullptr;
   std::unique_ptr<DelayedScales> scales_;  // of delayed scaling

@@ -44,7 +44,8 @@ void Transformer::layer_passed(const Pass& pass, const Layer& layer, const Routi
 }
 
 std::unique_ptr<Transformer::Saved> Transformer::begin_forward(const Batch& batch, int64_t capacity,
-                                                               Arena& arena, Stream stream) {
+                                                               Arena& arena, Stream stream,
+                                                               const AwaitWeights* await) {
   MOIETY_CHECK(trainable_, "model: forward for training needs gradients; evaluate does not");
   const Pass pass = begin_pass(batch, arena, std::move(stream));
   auto s = std::make_unique<Saved>(Saved{.pass = pass,
@@ -57,6 +58,8 @@ std::unique_ptr<Transformer::Saved> Transformer::begin_forward(const Batch& batc
     s->mid_TD = pass.tensor({tokens, config_.d_model});
   }
   s->x_TD = pass.tensor({tokens, config_.d_model});
+  s->await = await;
+  await_weights(*s, first_of(0));
   enter(-1, false);
   embed(pass, batch, s->x_TD);
   return s;
@@ -81,10 +84,15 @@ bool Transformer::go_forward(Saved& s) const {
     const Layer& layer = layers_[s.layer];
     LayerSaved& saved = s.layers[s.layer];
     if (!frozen_.reaches(ffn_block(s.layer))) {
+      await_weights(s, first_of(s.layer + 1));
       layer_passed(pass, layer, s.routing, s.x_TD, s.mid_TD, s.capacity);
       continue;
     }
-    if (s.part == 0) attention_forward(s, saved);
+    if (s.part == 0) {
+      await_weights(s, layer.first_of_ffn);
+      attention_forward(s, saved);
+      await_weights(s, first_of(s.layer + 1));
+    }
     if (const auto* dense = std::get_if<DenseBlock>(&layer.ffn)) {
       const Arena::Mark mark = pass.arena.mark();
       const TensorView hidden = dense->forward(pass, saved.mid_TD, s.x_TD);
@@ -111,6 +119,7 @@ bool Transformer::go_forward(Saved& s) const {
 
 void Transformer::end_forward(Saved& s, const Batch& batch, const StepSums& sums) {
   const Stream& stream = s.pass.stream;
+  await_weights(s, end_);
   enter(-1, false);
   s.routing.count(sums, context_.world, stream);
   loss(s.pass, batch, s.x_TD, s.d_TD, head_needs_.weight, sums);
@@ -118,12 +127,13 @@ void Transformer::end_forward(Saved& s, const Batch& batch, const StepSums& sums
 }
 
 void Transformer::forward(const Batch& batch, int64_t capacity, const StepSums& sums, Arena& arena,
-                          Stream stream) {
+                          Stream stream, const AwaitWeights& await) {
   const TraceSpan span(TraceLane::kHost, "forward");
-  saved_ = begin_forward(batch, capacity, arena, std::move(stream));
+  saved_ = begin_forward(batch, capacity, arena, std::move(stream), &await);
   while (go_forward(*saved_)) {
   }
   end_forward(*saved_, batch, sums);
+  saved_->await = nullptr;
 }
 
 std::optional<DelayedExperts> Transformer::make_delayed(const Saved& s) const {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "moiety/base/check_devices.h"
-#include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
 #include "moiety/moe/exchange_cuda.h"
@@ -175,13 +174,7 @@ void EpGroup::Impl::check_stream(const char* operation, const Stream& stream) co
 Stream side_stream(EpGroup& group) {
   EpGroup::Impl& g = *group.impl();
   if (!g.on_gpu()) return Stream::deferred();
-  if (!g.side) {
-    g.side = Stream::on(g.options.device);
-    // What a stream takes of a GPU at its first kernel is taken before a kernel waits for a peer.
-    const Tensor any(DType::kUInt8, {1}, g.options.device, "first use of a stream");
-    fill_bytes(any, 0, *g.side);
-    g.side->synchronize();
-  }
+  if (!g.side) g.side = Stream::on(g.options.device);
   return *g.side;
 }
 

@@ -153,6 +153,24 @@ MoeRows MoeLayer::make_rows(int64_t capacity, Arena& arena, bool copies) const {
   return rows;
 }
 
+bool MoeLayer::leaves_columns(int64_t capacity) const {
+  // Rows that peers store are where they reach them.
+  const bool lent = group_->zero_copy() != ZeroCopy::kOff && !dispatch_ && !by_maps();
+  return kept_ && !in_place() && !lent &&
+         keeps_columns(*kept_, capacity, config_.model, group_->local_experts(),
+                       rows_that_come(capacity));
+}
+
+MoeRows MoeLayer::make_kept_rows(int64_t capacity, Arena& arena, bool frozen_w1) const {
+  const bool columns = !frozen_w1 && leaves_columns(capacity);
+  MoeRows rows = make_rows(capacity, arena, !frozen_w1 && !columns);
+  if (columns) {
+    rows.columns =
+        gemm::allocate_columns(*kept_, capacity, config_.model, group_->local_experts(), arena);
+  }
+  return rows;
+}
+
 MoeGradientRows MoeLayer::make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2,
                                              bool swaps) const {
   MoeGradientRows gradient;
@@ -358,7 +376,7 @@ void MoeLayer::begin_forward(const MoeForwardArgs& args, MoeForwardPass& pass, A
        .rows = {}};
   const auto make_weights = [&] { return arena.tensor(DType::kFloat32, {tokens, router.top_k}); };
   if (args.recompute) s.weight_TK = make_weights();
-  if (!args.recompute) s.rows = make_rows(args.capacity, arena, !args.frozen_w1);
+  if (!args.recompute) s.rows = make_kept_rows(args.capacity, arena, args.frozen_w1);
   pass.temporaries = arena.mark();
   const TensorView weight_TK = args.recompute ? s.weight_TK : make_weights();
   MoeRows& rows = pass.rows;
@@ -396,6 +414,8 @@ void MoeLayer::forward_experts(const MoeWeights& weights, MoeForwardPass& pass) 
   const ExpertRows alive = expert_rows(s);
   const TensorView y_CD = make_outputs(args.capacity, arena);
   const Experts experts = this->experts(weights, pass.came.codes);
+  pass.fc1 = experts.quantized.fc1;
+  pass.fc1.weight = {};
   // A copy may lie where y will: FC1 has read it when FC2 writes y.
   experts.forward(forward_input(experts, s.plan, rows, pass.came, y_CD, stream), rows.hidden_CH,
                   y_CD, arena, stream);
@@ -414,6 +434,11 @@ void MoeLayer::forward_experts(const MoeWeights& weights, MoeForwardPass& pass) 
 
 void MoeLayer::end_forward(MoeForwardPass& pass, MoeSaved* saved) const {
   pass.home.join();
+  if (saved && pass.saved.rows.columns.col_data.defined()) {
+    const gemm::MlpInput rows = mlp_input(pass.saved.plan, pass.rows, pass.came.x);
+    make_columns(pass.fc1, rows.groups, {rows.x, rows.source_R}, pass.saved.rows.columns,
+                 *pass.arena, pass.stream);
+  }
   show(pass.args.probe, pass.stream, "combine", "x", pass.args.out_TD, pass.args.addend);
   pass.arena->release(saved ? pass.temporaries : pass.all);
   if (saved) *saved = pass.saved;
@@ -485,9 +510,12 @@ void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& a
                        .db2_ED = {},
                        .bias_beta = {}};
   if (!in_place()) {
-    // Without the gradient of w1 only the shape of x is read.
+    // Without the gradient of w1, or with columns, only the shape of x is read.
     const TensorView x = rows.rows_CD.defined() ? rows.rows_CD : g.d_o;
-    return experts.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena, stream);
+    Experts with_columns = experts;
+    with_columns.quantized.fc1.columns = rows.columns;
+    return with_columns.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena,
+                                         stream);
   }
   ArenaScope temporaries(arena);
   const RowCopies copies = experts.has_recipe() ? RowCopies{} : copies_;

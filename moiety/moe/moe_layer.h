@@ -8,7 +8,7 @@
 // that are copied to the order of experts. In a group of one rank nothing needs to travel: they read
 // h, and the gradient of out, where they lie, and forward keeps maps, routing and hidden activation
 // alone. In other groups they read one copy of each row that came, M rows at most (mapped_rows), and
-// forward keeps these beside them.
+// forward keeps these beside them. With a recipe it keeps column codes of rows instead (set_kept).
 //
 // Tensors that backward needs lie on the caller's arena, allocated first, until the caller releases
 // them after backward; temporaries are given back before the call returns. Rows that peers could
@@ -77,6 +77,9 @@ struct MoeGrads {
 struct MoeRows {
   // The tokens that came to this rank's experts: in kRank [M, D]; absent: not kept, or h.
   TensorView rows_CD;
+  // In place of those, for the weight gradient of w1, which alone reads them again: their column
+  // codes (MoeLayer::set_kept).
+  QuantizedView columns = {};
   TensorView source_C;   // kRank: which rows of those, or of h, these are (slot_maps.h)
   TensorView slot_w;     // [C]: the weights of those tokens
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
@@ -180,6 +183,7 @@ struct MoeForwardPass {
   MoeSaved saved;
   MoeRows rows;
   MoeCame came;
+  gemm::QuantizedLinear fc1 = {};  // without the weight
   Beside there, home;
   Arena* arena = nullptr;
   Stream stream;
@@ -207,6 +211,9 @@ class MoeLayer {
   // it had not been quantized. Equal on all ranks of the group.
   void set_dispatch(const std::optional<QuantSpec>& format);
   const std::optional<QuantSpec>& dispatch_format() const { return dispatch_; }
+  // The format in which FC1's recipe casts its input, if there is one: of rows that came, forward
+  // then keeps the column codes alone, where these are smaller (keeps_columns).
+  void set_kept(const std::optional<QuantSpec>& format) { kept_ = format; }
 
   // Runs forward and fills `saved` with tensors on the arena; without it (evaluation) nothing
   // stays. Under kError the caller asks `group.check(saved.plan.epoch)` once per step.
@@ -260,6 +267,8 @@ class MoeLayer {
 
   // `copies`: with rows_CD, where there is one.
   MoeRows make_rows(int64_t capacity, Arena& arena, bool copies = true) const;
+  // What forward keeps; `frozen_w1` as in MoeForwardArgs.
+  MoeRows make_kept_rows(int64_t capacity, Arena& arena, bool frozen_w1) const;
   // `frozen_w2`: nobody wants the gradient of w2. `swaps`: dy and dx may change places.
   MoeGradientRows make_gradient_rows(int64_t capacity, Arena& arena, bool frozen_w2 = false,
                                      bool swaps = false) const;
@@ -288,6 +297,8 @@ class MoeLayer {
   using Came = MoeCame;
   // Sends h and its weights to the experts, by `move`; what has no place in `rows` is on the arena.
   using Move = std::function<void(const DispatchArgs&)>;
+  // Whether what came leaves its column codes to backward.
+  bool leaves_columns(int64_t capacity) const;
   Came send(const Move& move, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
             Arena& arena, const Beside& exchange) const;
   EpPlan plan_and_send(const PrepareArgs& routing, const DispatchArgs& rows, TensorView plan_memory,
@@ -327,7 +338,7 @@ class MoeLayer {
   ExpertRows expert_rows(const MoeSaved& saved) const;
 
   MoeConfig config_;
-  std::optional<QuantSpec> dispatch_;
+  std::optional<QuantSpec> dispatch_, kept_;
   EpGroup* group_;
   Stream side_;  // of the exchange that has something beside it
   RowLayout layout_;

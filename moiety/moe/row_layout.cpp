@@ -1,5 +1,7 @@
 #include "moiety/moe/row_layout.h"
 
+#include "moiety/gemm/quantized_operand.h"
+
 namespace moiety::moe {
 
 std::string_view name(RowLayout layout) {
@@ -22,6 +24,11 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
 RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden) {
   if (path != gemm::MlpPath::kSm90 && path != gemm::MlpPath::kSm90Fused) return {};
   return {.forward = hidden > 2048, .gradient = ffn > 768, .weight_gradient = hidden > 1024};
+}
+
+bool keeps_columns(const QuantSpec& format, int64_t capacity, int64_t model, int64_t experts,
+                   int64_t rows) {
+  return gemm::column_bytes(format, capacity, model, experts) < 2 * rows * model;
 }
 
 }  // namespace moiety::moe

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moiety/formats/quantized.h"
 #include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::moe {
@@ -30,5 +31,11 @@ struct RowCopies {
   bool weight_gradient = false;  // of h for G1
 };
 RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden);
+
+// Whether forward keeps column codes of the rows that came, for `experts` and so many slots, in place
+// of these `rows` of bfloat16: where they take less memory. Blocks along tokens are padded for each
+// expert, and with maps a row is in the columns of each expert that has it.
+bool keeps_columns(const QuantSpec& format, int64_t capacity, int64_t model, int64_t experts,
+                   int64_t rows);
 
 }  // namespace moiety::moe

@@ -11,7 +11,7 @@ namespace moiety::nn {
 inline constexpr int32_t kIgnoredTarget = -100;
 
 // Cross-entropy of rows of logits. With lse = max + log sum_v exp(z_v - max) (the sum in the order
-// of lane_sum):
+// of loss_sum, loss_rows.h):
 //   loss = lse - z_y;  dlogits = (1 + 2 z_coef lse) softmax(z) - 1_y
 // which is the gradient of loss + z_coef lse^2. Everything is computed in fp32, dlogits rounded
 // once. A target outside [0, V) other than kIgnoredTarget is an error; on a GPU it gives a loss and

@@ -39,7 +39,7 @@ MOIETY_SIMD_CLONES float row_max(const float* z, int64_t n) {
 
 MOIETY_SIMD_CLONES float row_exponentials(const float* z, int64_t n, float max, float* e) {
   for (int64_t i = 0; i < n; ++i) e[i] = exp_nonpositive(z[i] - max);
-  return lane_sum<float>(
+  return loss_sum<float>(
       n, [&](float partial, int64_t i) __attribute__((always_inline)) { return partial + e[i]; });
 }
 

@@ -1,7 +1,6 @@
-// Cross-entropy on GPUs. Most long rows that have a gradient are read once (loss_whole_cuda.cu). Over
-// others a thread block goes three times: for the maximum, the sum of exponentials and the gradient.
-// In the second pass one warp adds, in the order of lane_sum, the exponentials that the others
-// compute. The first logits of a row stay in shared memory.
+// Cross-entropy on GPUs. Most long rows are read once (loss_whole_cuda.cu). Over others a thread block
+// goes three times: for the maximum, the sum of exponentials and the gradient. The first logits of a
+// row stay in shared memory.
 #include <algorithm>
 
 #include "moiety/nn/element.h"
@@ -35,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 2) loss_rows(const __grid_constant__
   const float* z = p.logits + n * p.logits_stride;
   const device::LossRow<kVector> row{z, held, p.vocabulary, p.held};
   const float max = device::row_max(row, shared.maxima);
-  const float sum = device::row_sum(row, max, shared.tiles);
+  const float sum = device::row_sum(row, max, shared);
   if (threadIdx.x == 0) {
     const float lse = max + log(sum);
     p.loss[n] = lse - z[target.word];
@@ -63,13 +62,15 @@ void cross_entropy_cuda(const CrossEntropyArgs& a, const Stream& stream) {
                  vocabulary,
                  device::held_of_row(vocabulary),
                  a.z_coef};
-  const auto fours = [](const TensorView& x) {
-    return x.size(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
-           reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
+  // Whether rows of `x` are whole vectors of 16 bytes, and of so many elements.
+  const auto fit = [](const TensorView& x, int64_t elements) {
+    return !x.defined() || (x.size(1) % elements == 0 && x.stride(0) % elements == 0 &&
+                            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0);
   };
-  const bool vector = fours(a.logits_NV) && (!dz.defined() || fours(dz));
-  const DType dtype = dz.defined() ? dz.dtype() : DType::kFloat32;
-  if (dz.defined() && vector && vocabulary > device::kRowHeld && loss_whole_takes(vocabulary)) {
+  const bool vector = fit(a.logits_NV, 4) && fit(dz, 4);
+  const DType dtype = dz.defined() ? dz.dtype() : DType::kBFloat16;
+  if (vector && fit(dz, kOctet) && vocabulary % kOctet == 0 && vocabulary > device::kRowHeld &&
+      loss_whole_takes(vocabulary)) {
     return loss_whole_cuda(p, dtype, stream);
   }
   const LaunchShape shape{p.rows, kThreads, int64_t{sizeof(Shared)} + 4 * p.held};

@@ -11,6 +11,8 @@
 #include "moiety/formats/fp32.h"
 #include "moiety/formats/octet.cuh"
 #include "moiety/nn/loss.h"
+#include "moiety/nn/loss_rows.h"
+#include "moiety/nn/norm_device.cuh"
 
 namespace moiety::nn {
 
@@ -28,13 +30,14 @@ struct LossParams {
 };
 
 // Rows that stay on the GPU's multiprocessors from the first pass over them to the last
-// (loss_whole_cuda.cu): of so many logits, with a gradient, all in vectors of 16 bytes.
+// (loss_whole_cuda.cu): of so many logits, all in octets (octet.cuh).
 bool loss_whole_takes(int64_t vocabulary);
 void loss_whole_cuda(const LossParams& p, DType dlogits, const Stream& stream);
 
 namespace device {
 
 constexpr int kLossGroup = 256, kLossEach = kLossGroup / 32;  // logits of a warp and of a lane
+static_assert(kLossGroup == nn::kLossGroup);
 
 // The place of a lane's j-th logit in a group: four neighbours at a time with kVector, else one by
 // one. Rows of vectors are whole ones at multiples of 16 bytes.
@@ -125,14 +128,14 @@ __device__ inline LossTarget loss_target(const LossParams& p, int64_t n) {
 // ---- rows over which a block goes several times, of which the first logits stay in shared memory
 
 constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
-constexpr int kRowProducers = kRowWarps - 1;  // warps of the second pass that compute
-constexpr int64_t kRowHeld = 20480;           // logits in shared memory: two blocks fit
+constexpr int64_t kRowHeld = 20480;  // logits in shared memory: two blocks fit
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // Shared memory of a block before the logits that stay. It has all of a block's shared memory,
 // since launch() must know the sum.
 struct alignas(16) LossRowMemory {
-  float tiles[2][kRowProducers][kLossGroup];
+  float group[kRowWarps][kLossGroup];  // exponentials of a warp
+  float sums[2][kLossGroup];           // of groups
   float maxima[kRowWarps];
   float factor;
 };
@@ -189,46 +192,43 @@ __device__ float row_max(const LossRow<kVector>& row, float* memory) {
   return block_max(max, memory);
 }
 
-// The sum of exp(z - max), in lane 0 of the first warp. A tile holds a group from each producer;
-// one tile is added while the next is computed. exp is never -0, so places past the end add
+// Adds a lane's eight neighbours of 256 floats in shared memory.
+__device__ inline float add_neighbours(const float* group, float sum) {
+  const auto* from = reinterpret_cast<const float4*>(group) + threadIdx.x % 32 * 2;
+  const float4 low = from[0], high = from[1];
+  return sum + low.x + low.y + low.z + low.w + high.x + high.y + high.z + high.w;
+}
+
+// The loss_sum of exp(z - max), in the first warp. exp is never -0, so places past the end add
 // nothing.
 template <bool kVector>
-__device__ float row_sum(const LossRow<kVector>& row, float max,
-                         float (&tiles)[2][kRowProducers][kLossGroup]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ float row_sum(const LossRow<kVector>& row, float max, LossRowMemory& memory) {
+  const int warp = threadIdx.x / 32;
   const int64_t groups = (row.n + kLossGroup - 1) / kLossGroup;
-  const int64_t count = (groups + kRowProducers - 1) / kRowProducers;
   float sum = 0, next[kLossEach];
-  if (warp > 0) row.load(warp - 1, next);
-  for (int64_t tile = 0; tile <= count; ++tile) {
-    if (warp > 0 && tile < count) {
-      float e[kLossEach];
+  row.load(warp, next);
+  for (int64_t base = 0; base < groups; base += kLossGroup) {
+    float* sums = memory.sums[base / kLossGroup % 2];
+    for (int i = warp; i < kLossGroup; i += kRowWarps) {
+      float of_group = 0;
+      if (base + i < groups) {
+        float e[kLossEach];
 #pragma unroll
-      for (int j = 0; j < kLossEach; ++j) e[j] = next[j];
-      row.load((tile + 1) * kRowProducers + warp - 1, next);
+        for (int j = 0; j < kLossEach; ++j) e[j] = next[j];
+        row.load(base + i + kRowWarps, next);
 #pragma unroll
-      for (float& x : e) x = exp_nonpositive(x - max);
-      put_logits<kVector>(tiles[tile % 2][warp - 1], e);
-    } else if (warp == 0 && tile > 0) {
-#pragma unroll
-      for (const auto& group : tiles[(tile - 1) % 2]) {
-        const auto* e = reinterpret_cast<const float4*>(&group[8 * lane]);
-        const float4 low = e[0], high = e[1];
-        sum += low.x;
-        sum += low.y;
-        sum += low.z;
-        sum += low.w;
-        sum += high.x;
-        sum += high.y;
-        sum += high.z;
-        sum += high.w;
+        for (float& x : e) x = exp_nonpositive(x - max);
+        put_logits<kVector>(memory.group[warp], e);
+        __syncwarp();
+        of_group = fold<32>(add_neighbours(memory.group[warp], 0));
+        __syncwarp();
       }
+      if (threadIdx.x % 32 == 0) sums[i] = of_group;
     }
     __syncthreads();
+    if (warp == 0) sum = add_neighbours(sums, sum);
   }
-#pragma unroll
-  for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  return sum;
+  return fold<32>(sum);
 }
 
 // Writes dlogits, which may lie in the memory of the logits: a write is always behind what all have

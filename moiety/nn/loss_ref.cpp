@@ -3,6 +3,7 @@
 #include "moiety/base/math.h"
 #include "moiety/nn/element.h"
 #include "moiety/nn/loss.h"
+#include "moiety/nn/loss_rows.h"
 
 namespace moiety::nn {
 namespace {
@@ -13,7 +14,7 @@ template <class T, class A = Compute<T>>
 A row_loss(const A* z, int64_t vocabulary, int32_t target, A z_coef, T* dz) {
   A max = -std::numeric_limits<A>::infinity();
   for (int64_t v = 0; v < vocabulary; ++v) max = z[v] > max ? z[v] : max;
-  const A sum = lane_sum<A>(
+  const A sum = loss_sum<A>(
       vocabulary, [&](A partial, int64_t v) { return partial + exp_nonpositive(z[v] - max); });
   const A lse = max + log(sum);
   const A loss = lse - z[target];

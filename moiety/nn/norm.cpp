@@ -50,7 +50,7 @@ void norm_backward(const NormBackwardArgs& a, Stream stream) {
   check_tensor("norm_backward", "weight", a.weight_D, a.x.dtype(), {a.x.size(-1)});
   check_tensor("norm_backward", "grad", a.grad_D, compute, {a.x.size(-1)});
   check_tensor("norm_backward", "workspace", a.workspace, compute,
-               {norm_blocks(row_count(a.x)), a.x.size(-1)});
+               {norm_blocks(row_count(a.x), a.x.size(-1)), a.x.size(-1)});
   if (on_gpu("norm_backward", a.x.dtype(),
              {{"x", a.x},
               {"weight", a.weight_D},

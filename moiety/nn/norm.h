@@ -24,8 +24,7 @@ struct NormArgs {
 void norm(const NormArgs& args, Stream stream);
 
 // With u = g dy: dx = addend + (r u - (r^3/D) x sum_d(u x)) and grad (+)= sum_rows dy x r. The sum
-// over rows takes blocks of 64 rows in ascending order from +0, then the blocks' sums in ascending
-// order.
+// over rows has the order of norm_order.
 struct NormBackwardArgs {
   TensorView x;
   TensorView weight_D;
@@ -33,14 +32,28 @@ struct NormBackwardArgs {
   TensorView addend;     // optional, storage: the gradient that bypasses the norm
   TensorView dx;         // may be dy or addend
   TensorView grad_D;     // fp32
-  TensorView workspace;  // fp32 [norm_blocks(rows), D]
+  TensorView workspace;  // fp32 [norm_blocks(rows, D), D]
   float eps = 1e-6f;
   bool accumulate = false;  // add to grad instead of overwriting it
 };
 void norm_backward(const NormBackwardArgs& args, Stream stream);
 
-inline constexpr int64_t kNormBlockRows = 64;
-constexpr int64_t norm_blocks(int64_t rows) { return (rows + kNormBlockRows - 1) / kNormBlockRows; }
+// The order of a sum over rows of n elements: rows whose numbers are equal modulo `classes` are
+// added in ascending order, then the classes of each run of `run` neighbours, then the runs; all
+// from +0. So as many threads as there are classes can each keep a sum while neighbouring rows are
+// read at the same time.
+struct NormOrder {
+  int64_t classes, run;
+};
+constexpr NormOrder norm_order(int64_t n) {
+  return n <= 256 ? NormOrder{8192, 16} : NormOrder{128, 1};
+}
+// The runs that have rows.
+constexpr int64_t norm_blocks(int64_t rows, int64_t n) {
+  const NormOrder order = norm_order(n);
+  const int64_t runs = (rows + order.run - 1) / order.run, most = order.classes / order.run;
+  return runs < most ? runs : most;
+}
 
 // The scalar reference (also double) and the fast paths, which give the same bits.
 void norm_ref(const NormArgs& args);

@@ -1,7 +1,7 @@
 // The backward pass of RMSNorm on GPUs, in three ways, each of which reads x, dy and the addend
-// once:
-// - short rows without an addend: a group of lanes takes a block of rows; its rows wait for memory
-//   together and fold their sums together;
+// once. A thread block takes a run of norm_order's classes of rows:
+// - short rows without an addend: a group of lanes takes a class; its rows wait for memory together
+//   and fold their sums together;
 // - rows of which shared memory holds several: a ring of rows that bulk copies fill, warps that
 //   take a row each for its sums, and warps that take columns for dx and the weight's gradient;
 // - all other rows, aligned or not: sums first, then columns, which read the row again.
@@ -24,7 +24,7 @@ namespace {
 struct Params {
   const void *x, *weight, *dy, *addend;  // the addend may be null
   void* dx;
-  float* partial;  // [blocks, n]
+  float* partial;  // [runs, n]
   RowMap<4> map;   // x, dy, addend, dx
   int64_t rows, n;
   device::RowLength length;
@@ -46,19 +46,38 @@ __device__ void add_gradient(const Octet<T>& dy, const Octet<T>& x, float r, flo
 
 // ---- short rows
 
-constexpr int kShortThreads = 128;
+constexpr int64_t kShortColumns = 256;
+constexpr NormOrder kShortOrder = norm_order(kShortColumns),
+                    kLongOrder = norm_order(kShortColumns + 1);
+constexpr int kGroups = kShortOrder.run;  // of lanes; each has a class
+
+// The sum of the run's classes, of which a group of kLanes has one and a lane an octet of columns.
+template <int kLanes>
+__device__ void add_classes(const float (&dg)[kOctet], int64_t n, float* partial) {
+  __shared__ float kept[kGroups][kLanes * kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    kept[threadIdx.x / kLanes][threadIdx.x % kLanes * kOctet + i] = dg[i];
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < n; c += kGroups * kLanes) {
+    float sum = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) sum += kept[g][c];
+    partial[blockIdx.x * n + c] = sum;
+  }
+}
 
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kShortThreads, 4)
+__global__ void __launch_bounds__(kGroups* kLanes, 512 / (kGroups * kLanes))
     norm_backward_short(const __grid_constant__ Params p) {
-  constexpr int kGroups = kShortThreads / kLanes, kBatch = 8 / sizeof(T);
+  constexpr int kBatch = 8 / sizeof(T);
   constexpr int kSame = kLanes / kBatch;  // lanes that know the same row
   cudaTriggerProgrammaticLaunchCompletion();
   const int lane = threadIdx.x % kLanes;
-  const int64_t block = int64_t{blockIdx.x} * kGroups + threadIdx.x / kLanes;
-  const int64_t row0 = block * kNormBlockRows, c = lane * kOctet;
-  const int rows = int(max(int64_t{0}, min(kNormBlockRows, p.rows - row0)));
-  const int most = __shfl_sync(device::kWarp, rows, 0);  // largest count among the warp's blocks
+  const int64_t row0 = int64_t{blockIdx.x} * kGroups + threadIdx.x / kLanes, c = lane * kOctet;
+  const int rows = device::class_rows(p.rows, row0, kShortOrder.classes);
+  const int most = __shfl_sync(device::kWarp, rows, 0);  // largest count among the warp's classes
   const auto at = [&](const void* base, int64_t offset) {
     return static_cast<const T*>(base) + offset + c;
   };
@@ -70,7 +89,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
   };
   const auto bring = [&](int b) {
     const int named = b + lane % kBatch;
-    Batch out{{p.map.offsets(named < rows ? row0 + named : 0), p.map.small}};
+    Batch out{{p.map.offsets(named < rows ? row0 + named * kShortOrder.classes : 0), p.map.small}};
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int64_t from_x = out.offsets.of(0, j), from_dy = out.offsets.of(1, j);
@@ -105,7 +124,7 @@ __global__ void __launch_bounds__(kShortThreads, 4)
       add_gradient(dy[j], x[j], s.r, dg);
     }
   }
-  if (rows > 0) store_octet<true>(p.partial + block * p.n + c, round_octet<float>(dg), p.n - c);
+  add_classes<kLanes>(dg, p.n, p.partial);
 }
 
 // ---- a ring of rows
@@ -124,8 +143,8 @@ struct RingState {
   RingRow row[kMostStages << kMostLog];
 };
 
-// The rows of one thread block, which takes every gridDim.x-th block of rows. kOctets is the number
-// of octets of a thread that takes columns.
+// The rows of one thread block, which has a class of rows. kOctets is the number of octets of a
+// thread that takes columns.
 template <class T, int kOctets>
 struct RingBlock {
   const Params& p;
@@ -134,19 +153,11 @@ struct RingBlock {
   RingState& state;
   int lane = threadIdx.x % 32;
 
-  __device__ int rows() const {  // counts also rows past the end of the last block
-    const int64_t blocks = (p.rows + kNormBlockRows - 1) / kNormBlockRows;
-    return int((blocks - 1 - blockIdx.x) / gridDim.x + 1) * int(kNormBlockRows);
-  }
-  __device__ int batches() const { return rows() >> ring.log; }
+  int rows = device::class_rows(p.rows, blockIdx.x, kLongOrder.classes);
+  __device__ int batches() const { return ((rows - 1) >> ring.log) + 1; }
   // The number, in the tensor, of the thread block's i-th row.
-  __device__ int64_t global(int i) const {
-    constexpr int kRows = int(kNormBlockRows);
-    return (int64_t{i / kRows} * gridDim.x + blockIdx.x) * kRows + i % kRows;
-  }
-  __device__ int rows_of(int batch) const {
-    return int(max(int64_t{0}, min(int64_t{1} << ring.log, p.rows - global(batch << ring.log))));
-  }
+  __device__ int64_t global(int i) const { return blockIdx.x + i * kLongOrder.classes; }
+  __device__ int rows_of(int batch) const { return min(1 << ring.log, rows - (batch << ring.log)); }
   __device__ T* row(int stage, int i) const {
     return staged + int64_t{(stage << ring.log) + i} * ring.tensors * p.n;
   }
@@ -155,12 +166,12 @@ struct RingBlock {
   __device__ void bring() const {
     const auto bytes = uint32_t(p.n * sizeof(T));
     for (int b = 0, all = batches(); b < all; ++b) {
-      const int stage = b % ring.stages, use = b / ring.stages, rows = rows_of(b);
+      const int stage = b % ring.stages, use = b / ring.stages, some = rows_of(b);
       Barrier& full = state.full[stage];
       if (use > 0) state.empty[stage].wait(use - 1);
-      if (lane == 0) full.arrive_expecting(bytes * uint32_t(rows * ring.tensors));
+      if (lane == 0) full.arrive_expecting(bytes * uint32_t(some * ring.tensors));
       __syncwarp();
-      for (int i = lane; i < rows; i += 32) {
+      for (int i = lane; i < some; i += 32) {
         const auto offset = p.map.offsets(global((b << ring.log) + i));
         T* to = row(stage, i);
         bulk_copy(to, static_cast<const T*>(p.x) + offset[0], bytes, full);
@@ -179,12 +190,12 @@ struct RingBlock {
     const T* g = static_cast<const T*>(p.weight);
     const int warps = min(kSumWarps, ring.stages << ring.log);
     if (warp >= warps) return;
-    for (int i = warp, all = rows(); i < all; i += warps) {
+    for (int i = warp, all = batches() << ring.log; i < all; i += warps) {
       const int b = i >> ring.log, in_batch = i - (b << ring.log);
       const int stage = b % ring.stages, use = b / ring.stages;
       if (use > 0) state.empty[stage].wait(use - 1);
       state.full[stage].wait(use);
-      if (global(i) < p.rows) {
+      if (i < rows) {
         const int64_t dx = p.map.offsets(global(i))[3];
         const T* x = row(stage, in_batch);
         float squares = 0, dot = 0;
@@ -217,9 +228,9 @@ struct RingBlock {
     for (int b = 0, all = batches(); b < all; ++b) {
       state.full[stage].wait(use);
       state.known[stage].wait(use);
-      const int rows = rows_of(b);
+      const int some = rows_of(b);
 #pragma unroll(4 / kOctets)
-      for (int i = 0; i < rows; ++i) {
+      for (int i = 0; i < some; ++i) {
         const RingRow known = state.row[(stage << ring.log) + i];
 #pragma unroll
         for (int k = 0; k < kOctets; ++k) {
@@ -237,16 +248,12 @@ struct RingBlock {
       }
       __syncwarp();
       if (lane == 0) state.empty[stage].arrive();
-      if ((b + 1 << ring.log) % kNormBlockRows == 0) {
-        float* to = p.partial + global(b << ring.log) / kNormBlockRows * p.n;
-#pragma unroll
-        for (int k = 0; k < kOctets; ++k) {
-          store_octet<true>(to + column(k), round_octet<float>(dg[k]), p.n - column(k));
-#pragma unroll
-          for (float& v : dg[k]) v = 0;
-        }
-      }
       if (++stage == ring.stages) stage = 0, ++use;
+    }
+    float* to = p.partial + blockIdx.x * p.n;
+#pragma unroll
+    for (int k = 0; k < kOctets; ++k) {
+      store_octet<true>(to + column(k), round_octet<float>(dg[k]), p.n - column(k));
     }
   }
 };
@@ -279,21 +286,24 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 
 // ---- other rows
 
-constexpr int kOtherThreads = 256;
+constexpr int kOtherThreads = 256, kSomeRows = 64;
 
+// Some rows of a class.
+template <class T>
+struct Some {
+  RowSums sums[kSomeRows];
+  std::array<int64_t, 4> offsets[kSomeRows];
+};
+
+// Finds the sums of `rows` rows of a class from row `row0` on, a warp those of a row.
 template <class T, bool kVector>
-__global__ void __launch_bounds__(kOtherThreads)
-    norm_backward_other(const __grid_constant__ Params p) {
-  __shared__ RowSums sums[kNormBlockRows];
-  __shared__ std::array<int64_t, 4> offsets[kNormBlockRows];
-  cudaTriggerProgrammaticLaunchCompletion();
-  const int64_t row0 = blockIdx.x * kNormBlockRows;
-  const int rows = int(min(kNormBlockRows, p.rows - row0)), lane = threadIdx.x % 32;
-  const T *all_x = static_cast<const T*>(p.x), *all_dy = static_cast<const T*>(p.dy);
-  const T *weight = static_cast<const T*>(p.weight), *addend = static_cast<const T*>(p.addend);
+__device__ void sum_some(const Params& p, int64_t row0, int64_t step, int rows, Some<T>& some) {
+  const int lane = threadIdx.x % 32;
+  const T* weight = static_cast<const T*>(p.weight);
   for (int i = threadIdx.x / 32; i < rows; i += kOtherThreads / 32) {
-    const auto offset = p.map.offsets(row0 + i);
-    const T *x = all_x + offset[0], *dy = all_dy + offset[1];
+    const auto offset = p.map.offsets(row0 + i * step);
+    const T *x = static_cast<const T*>(p.x) + offset[0],
+            *dy = static_cast<const T*>(p.dy) + offset[1];
     float squares = 0, dot = 0;
 #pragma unroll 4
     for (int64_t c = lane * kOctet; c < p.n; c += 32 * kOctet) {
@@ -304,38 +314,74 @@ __global__ void __launch_bounds__(kOtherThreads)
     }
     squares = device::fold<32>(squares);
     const RowSums known = row_sums(p, squares, device::fold<32>(dot));
-    if (lane == 0) sums[i] = known, offsets[i] = offset;
-  }
-  __syncthreads();
-  for (int64_t c = threadIdx.x * kOctet; c < p.n; c += kOtherThreads * kOctet) {
-    const int64_t valid = p.n - c;
-    const Octet<T> g = load_octet<kVector>(weight + c, valid);
-    float dg[kOctet] = {};
-    for (int i = 0; i < rows; ++i) {
-      const auto& offset = offsets[i];
-      const Octet<T> x = load_octet<kVector>(all_x + offset[0] + c, valid);
-      const Octet<T> dy = load_octet<kVector>(all_dy + offset[1] + c, valid);
-      Octet<T> more;
-      if (addend) more = load_octet<kVector>(addend + offset[2] + c, valid);
-      store_octet<kVector>(static_cast<T*>(p.dx) + offset[3] + c,
-                           dx_octet(sums[i], x, dy, g, addend, more), valid);
-      add_gradient(dy, x, sums[i].r, dg);
-    }
-    store_octet<kVector>(p.partial + blockIdx.x * p.n + c, round_octet<float>(dg), valid);
+    if (lane == 0) some.sums[i] = known, some.offsets[i] = offset;
   }
 }
 
-KernelStart<Params> start_backward(const NormKernel& chosen, const Params& p, int multiprocessors) {
-  const int64_t blocks = norm_blocks(p.rows);
+// dx of these rows in the columns from c on; adds their terms to the class's sum.
+template <class T, bool kVector>
+__device__ void take_columns(const Params& p, int64_t c, int rows, const Some<T>& some,
+                             float (&dg)[kOctet]) {
+  const int64_t valid = p.n - c;
+  const T* addend = static_cast<const T*>(p.addend);
+  const Octet<T> g = load_octet<kVector>(static_cast<const T*>(p.weight) + c, valid);
+  for (int i = 0; i < rows; ++i) {
+    const auto& offset = some.offsets[i];
+    const Octet<T> x = load_octet<kVector>(static_cast<const T*>(p.x) + offset[0] + c, valid);
+    const Octet<T> dy = load_octet<kVector>(static_cast<const T*>(p.dy) + offset[1] + c, valid);
+    Octet<T> more;
+    if (addend) more = load_octet<kVector>(addend + offset[2] + c, valid);
+    store_octet<kVector>(static_cast<T*>(p.dx) + offset[3] + c,
+                         dx_octet(some.sums[i], x, dy, g, addend, more), valid);
+    add_gradient(dy, x, some.sums[i].r, dg);
+  }
+}
+
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kOtherThreads)
+    norm_backward_other(const __grid_constant__ Params p) {
+  __shared__ Some<T> some;
+  __shared__ float kept[kShortColumns];  // the sum of a class of short rows so far
+  cudaTriggerProgrammaticLaunchCompletion();
+  const NormOrder order = norm_order(p.n);
+  float* run = p.partial + blockIdx.x * p.n;
+  float* sum = order.run > 1 ? kept : run;
+  for (int j = 0; j < order.run; ++j) {
+    const int64_t row0 = blockIdx.x * order.run + j;
+    const int rows = device::class_rows(p.rows, row0, order.classes);
+    for (int begin = 0; begin < rows; begin += kSomeRows) {
+      const int now = min(kSomeRows, rows - begin);
+      __syncthreads();
+      sum_some<T, kVector>(p, row0 + begin * order.classes, order.classes, now, some);
+      __syncthreads();
+      for (int64_t c = threadIdx.x * kOctet; c < p.n; c += kOtherThreads * kOctet) {
+        float dg[kOctet] = {};
+        if (begin > 0) {
+          const Octet<float> before = load_octet<false>(sum + c, p.n - c);
+#pragma unroll
+          for (int i = 0; i < kOctet; ++i) dg[i] = before[i];
+        }
+        take_columns<T, kVector>(p, c, now, some, dg);
+        store_octet<false>(sum + c, round_octet<float>(dg), p.n - c);
+        if (order.run == 1 || begin + now < rows) continue;
+        for (int64_t i = c; i < min(p.n, c + kOctet); ++i) {
+          run[i] = j == 0 ? kept[i] : run[i] + kept[i];
+        }
+      }
+    }
+  }
+}
+
+KernelStart<Params> start_backward(const NormKernel& chosen, const Params& p) {
+  const int64_t blocks = norm_blocks(p.rows, p.n);
   return start_of<kNormBackwardKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
     using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
     if constexpr (k.family == NormFamily::kShort) {
       constexpr int kLanes = k.columns / kOctet;
-      return {norm_backward_short<T, kLanes>,
-              {blocks_for(blocks, kShortThreads / kLanes), kShortThreads}};
+      return {norm_backward_short<T, kLanes>, {blocks, kGroups * kLanes}};
     } else if constexpr (k.family == NormFamily::kRing) {
       return {norm_backward_ring<T, k.columns / (kColumnThreads * kOctet)>,
-              {std::min<int64_t>(blocks, multiprocessors), kRingThreads, p.ring.bytes()}};
+              {blocks, kRingThreads, p.ring.bytes()}};
     } else {
       return {norm_backward_other<T, k.family == NormFamily::kLong>, {blocks, kOtherThreads}};
     }
@@ -361,7 +407,7 @@ void norm_backward_cuda(const NormBackwardArgs& a, const Stream& stream) {
                  device::row_length(n),
                  a.eps,
                  norm_ring(traits, gpu.shared_block - int64_t{sizeof(RingState)})};
-  const auto start = start_backward(choose_norm_backward(traits, p.ring), p, gpu.multiprocessors);
+  const auto start = start_backward(choose_norm_backward(traits, p.ring), p);
   launch("norm_backward", start.kernel, start.shape, stream, p);
   const device::NormSum sum{a.workspace.data<float>(), a.workspace.size(0), a.grad_D.data<float>(),
                             a.accumulate};

@@ -1,5 +1,5 @@
-// The fast path of RMSNorm: blocks of 64 rows spread over the cores, and the reference's arithmetic
-// on rows widened to float.
+// The fast path of RMSNorm: blocks of rows spread over the cores, and the reference's arithmetic on
+// rows widened to float.
 #include <algorithm>
 #include <cmath>
 
@@ -14,17 +14,19 @@
 namespace moiety::nn {
 namespace {
 
+constexpr int64_t kBlockRows = 64;
+
 // Some rows of one call, at most a block.
 struct Rows {
-  const void* x[kNormBlockRows];
-  const void* dy[kNormBlockRows];      // backward
-  const void* addend[kNormBlockRows];  // backward; null: none
-  void* out[kNormBlockRows];
+  const void* x[kBlockRows];
+  const void* dy[kBlockRows];      // backward
+  const void* addend[kBlockRows];  // backward; null: none
+  void* out[kBlockRows];
   int64_t rows = 0;
   int64_t n = 0;
   float eps = 0;
   const float* g = nullptr;
-  float* dg = nullptr;       // backward: the sum of the block
+  float* dg[kBlockRows];     // backward: the sum that a row belongs to
   float* scratch = nullptr;  // [2, n]
 };
 
@@ -59,7 +61,7 @@ MOIETY_INLINE void inverse_rms(const Rows& a, float* sum) {
 // row.
 template <class T>
 MOIETY_INLINE void forward_rows(const Rows& a) {
-  float r[kNormBlockRows];
+  float r[kBlockRows];
   for (int64_t row = 0; row < a.rows; ++row) {
     const T* x = static_cast<const T*>(a.x[row]);
     float* wide = a.scratch;
@@ -80,7 +82,7 @@ MOIETY_INLINE void forward_rows(const Rows& a) {
 
 template <class T>
 MOIETY_INLINE void backward_rows(const Rows& a) {
-  float r[kNormBlockRows], dots[kNormBlockRows];
+  float r[kBlockRows], dots[kBlockRows];
   const int64_t n = a.n;
   float* x = a.scratch;
   float* u = a.scratch + n;
@@ -102,8 +104,9 @@ MOIETY_INLINE void backward_rows(const Rows& a) {
     T* dx = static_cast<T*>(a.out[row]);
     const float r_row = r[row], c = r_row * r_row * r_row / static_cast<float>(n) * dots[row];
     widen(row);
+    float* dg = a.dg[row];
     for (int64_t d = 0; d < n; ++d) {
-      a.dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r_row, a.dg[d]);
+      dg[d] = std::fma(static_cast<float>(dy[d]), x[d] * r_row, dg[d]);
     }
     if (addend) {
 #pragma GCC ivdep
@@ -122,35 +125,32 @@ MOIETY_SIMD_CLONES void forward_bf16(const Rows& a) { forward_rows<bf16>(a); }
 MOIETY_SIMD_CLONES void backward_f32(const Rows& a) { backward_rows<float>(a); }
 MOIETY_SIMD_CLONES void backward_bf16(const Rows& a) { backward_rows<bf16>(a); }
 
-template <class T>
-void collect(const TensorView& x, int64_t begin, int64_t rows, const void** out) {
+template <class T, class Row>
+void collect(const TensorView& x, int64_t begin, int64_t rows, Row* out) {
   RowCursor<T> cursor(x, begin);
   for (int64_t i = 0; i < rows; ++i, cursor.next()) out[i] = cursor.row();
 }
 
-// Rows [begin, begin + rows) of an operation that reads x and writes `out`, with the weight widened
-// to float.
+// No rows yet, with the weight widened to float and `more` floats of scratch behind it.
 template <class T>
-Rows make_rows(const TensorView& x, const TensorView& weight_D, const TensorView& out,
-               int64_t begin, int64_t end) {
+Rows make_rows(const TensorView& weight_D, float eps, int64_t more) {
   Rows r;
-  r.rows = end - begin;
-  r.n = x.size(-1);
-  r.scratch = thread_scratch<float>(3 * r.n);
+  r.n = weight_D.size(0);
+  r.eps = eps;
+  r.scratch = thread_scratch<float>(3 * r.n + more);
   float* g = r.scratch + 2 * r.n;
   for (int64_t d = 0; d < r.n; ++d) g[d] = static_cast<float>(weight_D.data<T>()[d]);
   r.g = g;
-  collect<T>(x, begin, r.rows, r.x);
-  RowCursor<T> cursor(out, begin);
-  for (int64_t i = 0; i < r.rows; ++i, cursor.next()) r.out[i] = cursor.row();
   return r;
 }
 
 template <class T>
 void forward(const NormArgs& a, RowsFunction run) {
-  parallel_for(row_count(a.x), kNormBlockRows, [&](int64_t begin, int64_t end) {
-    Rows rows = make_rows<T>(a.x, a.weight_D, a.y, begin, end);
-    rows.eps = a.eps;
+  parallel_for(row_count(a.x), kBlockRows, [&](int64_t begin, int64_t end) {
+    Rows rows = make_rows<T>(a.weight_D, a.eps, 0);
+    rows.rows = end - begin;
+    collect<T>(a.x, begin, rows.rows, rows.x);
+    collect<T>(a.y, begin, rows.rows, rows.out);
     run(rows);
     for (int64_t i = 0; a.sink.defined() && i < rows.rows; ++i) {
       a.sink.add(0, a.y.dtype(), rows.out[i], rows.n);
@@ -158,18 +158,41 @@ void forward(const NormArgs& a, RowsFunction run) {
   });
 }
 
+// The gradient of a run of classes; `sum` is that of the weight. `rows` has memory for the classes
+// behind its scratch.
+template <class T>
+void backward_run(const NormBackwardArgs& a, RowsFunction run, Rows& rows, int64_t number,
+                  float* sum) {
+  const int64_t n = rows.n, count = row_count(a.x);
+  const NormOrder order = norm_order(n);
+  float* classes = order.run > 1 ? rows.scratch + 3 * n : sum;
+  std::fill_n(classes, order.run * n, 0.0f);
+  for (int64_t begin = number * order.run; begin < count; begin += order.classes) {
+    const int64_t some = std::min(order.run, count - begin), at = rows.rows;
+    collect<T>(a.x, begin, some, rows.x + at);
+    collect<T>(a.dy, begin, some, rows.dy + at);
+    collect<T>(a.addend, begin, some, rows.addend + at);
+    collect<T>(a.dx, begin, some, rows.out + at);
+    for (int64_t i = 0; i < some; ++i) rows.dg[at + i] = classes + i * n;
+    rows.rows += some;
+    if (rows.rows + order.run <= kBlockRows && begin + order.classes < count) continue;
+    run(rows);
+    rows.rows = 0;
+  }
+  if (order.run == 1) return;
+  std::fill_n(sum, n, 0.0f);
+  for (int64_t c = 0; c < order.run; ++c) {
+    for (int64_t d = 0; d < n; ++d) sum[d] += classes[c * n + d];
+  }
+}
+
 template <class T>
 void backward(const NormBackwardArgs& a, RowsFunction run) {
-  const int64_t n = a.x.size(-1), count = row_count(a.x), blocks = norm_blocks(count);
+  const int64_t n = a.x.size(-1), blocks = norm_blocks(row_count(a.x), n);
   float* partial = a.workspace.data<float>();
-  parallel_for(count, kNormBlockRows, [&](int64_t begin, int64_t end) {
-    Rows rows = make_rows<T>(a.x, a.weight_D, a.dx, begin, end);
-    rows.eps = a.eps;
-    collect<T>(a.dy, begin, rows.rows, rows.dy);
-    collect<T>(a.addend, begin, rows.rows, rows.addend);
-    rows.dg = partial + begin / kNormBlockRows * n;
-    std::fill_n(rows.dg, n, 0.0f);
-    run(rows);
+  parallel_for(blocks, 8, [&](int64_t begin, int64_t end) {
+    Rows rows = make_rows<T>(a.weight_D, a.eps, norm_order(n).run * n);
+    for (int64_t b = begin; b < end; ++b) backward_run<T>(a, run, rows, b, partial + b * n);
   });
   float* total = thread_scratch<float>(n);
   std::fill_n(total, n, 0.0f);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moiety/formats/octet.cuh"
+#include "moiety/nn/norm.h"
 
 namespace moiety::nn::device {
 
@@ -49,6 +50,11 @@ __device__ float fold_rows(float (&sums)[kCount]) {
     }
   }
   return sums[0];
+}
+
+// The rows of the class that row `first` begins.
+__device__ inline int class_rows(int64_t rows, int64_t first, int64_t classes) {
+  return first < rows ? int((rows - 1 - first) / classes) + 1 : 0;
 }
 
 // Numbers that depend only on a row's length.

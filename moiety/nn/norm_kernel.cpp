@@ -36,7 +36,7 @@ NormKernel choose_norm_backward(const NormTraits& traits, const NormRing& ring) 
   if (!traits.octets) return {NormFamily::kAny, traits.dtype, 0};
   for (const NormKernel& k : kNormBackwardKernels) {
     const bool can = (k.family == NormFamily::kShort && !traits.addend) ||
-                     (k.family == NormFamily::kRing && ring.stages >= 2);
+                     (k.family == NormFamily::kRing && ring.stages >= 2 && traits.columns > 256);
     if (can && k.dtype == traits.dtype && traits.columns <= k.columns) return k;
   }
   return {NormFamily::kLong, traits.dtype, 0};

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "moiety/base/math.h"
 #include "moiety/nn/element.h"
@@ -51,13 +52,18 @@ void backward_row(const T* x, const T* g, const T* dy, const T* addend, T* dx, A
 template <class T>
 void backward(const NormBackwardArgs& a) {
   using A = Compute<T>;
-  const int64_t n = a.x.size(-1), rows = row_count(a.x), blocks = norm_blocks(rows);
+  const int64_t n = a.x.size(-1), rows = row_count(a.x), blocks = norm_blocks(rows, n);
+  const NormOrder order = norm_order(n);
   A* partial = a.workspace.data<A>();
   std::fill_n(partial, blocks * n, A(0));
+  std::vector<A> sums(std::min(rows, order.classes) * n);
   RowCursor<T> x(a.x, 0), dy(a.dy, 0), addend(a.addend, 0), dx(a.dx, 0);
   for (int64_t row = 0; row < rows; ++row, x.next(), dy.next(), addend.next(), dx.next()) {
     backward_row(x.row(), a.weight_D.data<T>(), dy.row(), addend.row(), dx.row(),
-                 partial + row / kNormBlockRows * n, n, a.eps);
+                 sums.data() + row % order.classes * n, n, a.eps);
+  }
+  for (int64_t c = 0; c < std::min(rows, order.classes); ++c) {
+    for (int64_t d = 0; d < n; ++d) partial[c / order.run * n + d] += sums[c * n + d];
   }
   A* grad = a.grad_D.data<A>();
   for (int64_t d = 0; d < n; ++d) {

@@ -56,8 +56,9 @@ RopeArgs rotation(const TensorView& x_TGNC, const HeadAngles& angles, bool inver
 
 }  // namespace
 
-int64_t norm_rope_blocks(int64_t tokens, int64_t groups, int64_t heads_a_group) {
-  return norm_blocks(tokens * groups * (heads_a_group - 1)) + norm_blocks(tokens * groups);
+int64_t norm_rope_blocks(int64_t tokens, int64_t groups, int64_t heads_a_group, int64_t head_dim) {
+  return norm_blocks(tokens * groups * (heads_a_group - 1), head_dim) +
+         norm_blocks(tokens * groups, head_dim);
 }
 
 void norm_then_rope(const NormRopeArgs& a, const Stream& stream) {
@@ -68,7 +69,8 @@ void norm_then_rope(const NormRopeArgs& a, const Stream& stream) {
 
 void rope_then_norm_backward(const NormRopeBackwardArgs& a, const Stream& stream) {
   const TensorView dq = queries(a.d_TGNC), dk = keys(a.d_TGNC);
-  const int64_t blocks = a.workspace.size(0), split = blocks - norm_blocks(dk.size(0) * dk.size(1));
+  const int64_t blocks = a.workspace.size(0),
+                split = blocks - norm_blocks(dk.size(0) * dk.size(1), dk.size(-1));
   rope(rotation(a.d_TGNC, a.angles, true), stream);
   norm_backward({queries(a.x_TGNC),
                  a.q_weight_C,
@@ -116,7 +118,7 @@ void norm_rope_backward(const NormRopeBackwardArgs& a, Stream stream) {
   check_tensor(operation, "q_grad", a.q_grad_C, compute, {x.size(3)});
   check_tensor(operation, "k_grad", a.k_grad_C, compute, {x.size(3)});
   check_tensor(operation, "workspace", a.workspace, compute,
-               {norm_rope_blocks(x.size(0), x.size(1), x.size(2)), x.size(3)});
+               {norm_rope_blocks(x.size(0), x.size(1), x.size(2), x.size(3)), x.size(3)});
   const bool gpu = on_gpu(operation, x.dtype(),
                           {{"x", x},
                            {"q_weight", a.q_weight_C},

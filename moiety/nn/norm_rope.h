@@ -34,7 +34,7 @@ struct NormRopeBackwardArgs {
   TensorView d_TGNC;    // the gradient of y on entry, that of x on return
   TensorView q_grad_C;  // fp32
   TensorView k_grad_C;
-  TensorView workspace;  // fp32 [norm_rope_blocks(T, G, N), C]
+  TensorView workspace;  // fp32 [norm_rope_blocks(T, G, N, C), C]
   HeadAngles angles;
   float eps = 1e-6f;
   // add to the gradient of the weight instead of overwriting it
@@ -44,7 +44,7 @@ struct NormRopeBackwardArgs {
 void norm_rope_backward(const NormRopeBackwardArgs& args, Stream stream);
 
 // Rows of the workspace: the blocks of query heads, then those of key heads.
-int64_t norm_rope_blocks(int64_t tokens, int64_t groups, int64_t heads_a_group);
+int64_t norm_rope_blocks(int64_t tokens, int64_t groups, int64_t heads_a_group, int64_t head_dim);
 
 // The operations of which these consist, one after the other. They define the bits, and compute
 // what no kernel takes in one pass.

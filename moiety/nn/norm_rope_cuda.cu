@@ -28,15 +28,14 @@ struct Heads {
 
 struct Params {
   Heads heads[2];        // queries, keys
-  int64_t query_blocks;  // thread blocks of queries, before those of keys
-  int64_t first;         // number of the launch's first thread block among these
+  int64_t query_blocks;  // thread blocks of queries, before those of keys; backward: their runs
   const float* table;
   const int32_t* position;  // null: position t is t mod seq_len
   int64_t limit;            // positions of the table
   Divisor seq_len;
   device::RowLength length;
   float eps;
-  float* partial;  // backward: [blocks of queries and of keys, C]
+  float* partial;  // backward: [runs of queries and of keys, C]
 
   __device__ int position_of(int64_t token) const {
     if (position) return position[token];
@@ -50,7 +49,7 @@ struct Task {
   int64_t block;
 };
 __device__ Task task(const Params& p) {
-  const int64_t block = p.first + blockIdx.x;
+  const int64_t block = blockIdx.x;
   const bool keys = block >= p.query_blocks;
   return {p.heads[keys], block - (keys ? p.query_blocks : 0)};
 }
@@ -141,17 +140,6 @@ struct Batch {
   static __device__ int column() { return threadIdx.x % kLanes * kOctet; }
 };
 
-// device::keep_packed for both octets.
-template <class T, int kBatch>
-__device__ void keep_packed(Turn<T> (&x)[kBatch], Turn<T> (&dy)[kBatch]) {
-#pragma unroll
-  for (int j = 0; j < kBatch; ++j) {
-    Octet<T> xs[2] = {x[j].low, x[j].high}, dys[2] = {dy[j].low, dy[j].high};
-    device::keep_packed(xs, dys);
-    x[j] = {xs[0], xs[1]};
-    dy[j] = {dys[0], dys[1]};
-  }
-}
 template <class T>
 __device__ float squares_of(const Turn<T>& x) {
   return device::add_products(x.low, x.low, 0.0f) + device::add_products(x.high, x.high, 0.0f);
@@ -199,103 +187,195 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-constexpr int kGroups = 16;  // groups of lanes of a thread block in the backward pass
+// ---- backward
 
-// The memory of a block of rows between its two steps.
+constexpr NormOrder kOrder = norm_order(256);
+constexpr int kGroups = kOrder.run;  // of lanes; each has a class of rows
+static_assert(kGroups == 2 * kOctet, "a thread for every column");
+
+// Rows wait in shared memory, where copies bring them some rows ahead. A lane brings and reads the
+// elements that it needs itself.
 template <class T, int kLanes>
-struct Kept {
-  static constexpr int kColumns = 2 * kLanes * kOctet;
-  alignas(16) T x[kNormBlockRows][kColumns], dy[kNormBlockRows][kColumns];
-  float r[kNormBlockRows];
+struct Ahead {
+  static constexpr int kStages = sizeof(T) == 2 ? 4 : 2, kThreads = kGroups * kLanes;
+  static constexpr int kPieces = 4 * sizeof(Octet<T>) / 16;  // of a lane's x and dy
+  struct Place {
+    int64_t out;
+    int position;
+  };
+  uint4 piece[kStages][kPieces][kThreads];
+  Place place[kStages][kGroups];
 };
 
-template <class T>
-__device__ float element(uint32_t word, int i) {
-  if constexpr (sizeof(T) == 4) return __uint_as_float(word);
-  return __uint_as_float(i > 0 ? word & 0xFFFF0000u : word << 16);
-}
-
-// A thread adds up the rows' terms of the weight's gradient for a word of columns.
+// The rows of a class of q or k heads, by a group of lanes.
 template <class T, int kLanes>
-__device__ void add_columns(const Kept<T, kLanes>& kept, int rows, float* partial) {
-  constexpr int kEach = 4 / sizeof(T);
-  const int c = threadIdx.x * kEach;
-  if (c >= Kept<T, kLanes>::kColumns) return;
-  float dg[kEach] = {};
-#pragma unroll 8
-  for (int i = 0; i < rows; ++i) {
-    const float r = kept.r[i];
-    const uint32_t x = *reinterpret_cast<const uint32_t*>(&kept.x[i][c]),
-                   dy = *reinterpret_cast<const uint32_t*>(&kept.dy[i][c]);
+class ClassRows {
+ public:
+  using Memory = Ahead<T, kLanes>;
+  using Place = typename Memory::Place;
+  static constexpr int kHalf = kLanes * kOctet;
+
+  __device__ ClassRows(const Params& p, const Heads& heads, Memory& memory)
+      : p_(p), heads_(heads), memory_(memory) {}
+  __device__ int rows() const { return rows_; }
+
+  // Begins to bring row i of the class; all lanes of the warp call it for every i in turn.
+  __device__ void bring(int i) {
+    const int turn = i % kLanes;
+    if (turn == 0) look(i + lane());
+    const int64_t x = offsets_.of(0, turn), out = offsets_.of(1, turn);
+    const int position = __shfl_sync(device::kWarp, position_, turn, kLanes);
+    if (i < rows_) {
+      const int stage = i % Memory::kStages;
+      if (lane() == 0) memory_.place[stage][group()] = {out, position};
+      copy(stage, 0, static_cast<const T*>(heads_.x) + x + column());
+      copy(stage, Memory::kPieces / 2, static_cast<const T*>(heads_.out) + out + column());
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  // Waits for row i, behind which the next ones have been begun.
+  __device__ Place wait(int i, Turn<T>& x, Turn<T>& dy) const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Memory::kStages - 1) : "memory");
+    __syncwarp();
+    const int stage = i % Memory::kStages;
+    take(stage, 0, x);
+    take(stage, Memory::kPieces / 2, dy);
+    const Place place = memory_.place[stage][group()];
+    __syncwarp();
+    return place;
+  }
+  static __device__ int lane() { return threadIdx.x % kLanes; }
+  static __device__ int column() { return lane() * kOctet; }
+
+ private:
+  static __device__ int group() { return threadIdx.x / kLanes; }
+  static constexpr int kOctetPieces = sizeof(Octet<T>) / 16;
+
+  __device__ void look(int i) {
+    const int64_t row = first_ + min(i, max(rows_ - 1, 0)) * kOrder.classes;
+    const int64_t named = min(row, heads_.rows - 1);
+    offsets_ = {heads_.map.offsets(named), heads_.map.small};
+    position_ = p_.position_of(heads_.per_token.divide(named));
+  }
+  __device__ void copy(int stage, int piece, const T* low) const {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      dg[j] = __fmaf_rn(element<T>(dy, j), element<T>(x, j) * r, dg[j]);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < kOctetPieces; ++i, ++piece) {
+        const T* from = low + half * kHalf + i * (16 / sizeof(T));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(
+                         __cvta_generic_to_shared(&memory_.piece[stage][piece][threadIdx.x]))),
+                     "l"(from)
+                     : "memory");
+      }
     }
   }
+  __device__ void take(int stage, int piece, Turn<T>& out) const {
+    for (Octet<T>* octet : {&out.low, &out.high}) {
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) partial[c + j] = dg[j];
+      for (int i = 0; i < kOctetPieces; ++i, ++piece) {
+        const uint4 four = memory_.piece[stage][piece][threadIdx.x];
+        octet->word[4 * i] = four.x;
+        octet->word[4 * i + 1] = four.y;
+        octet->word[4 * i + 2] = four.z;
+        octet->word[4 * i + 3] = four.w;
+      }
+    }
+  }
+
+  const Params& p_;
+  const Heads& heads_;
+  Memory& memory_;
+  int64_t first_ = int64_t{blockIdx.x} * kGroups + group();
+  int rows_ = device::class_rows(heads_.rows, first_, kOrder.classes);
+  device::RowOffsets<kLanes, 2> offsets_{};
+  int position_ = 0;
+};
+
+// The sums of a row's squares and of its dot product, folded together over its lanes.
+template <int kLanes>
+__device__ device::RowSums known_of(const Params& p, float squares, float dot) {
+  float sums[2] = {squares, dot};
+  const float mine = device::fold_rows<kLanes>(sums);
+  return device::row_sums(p.length, p.eps, __shfl_sync(device::kWarp, mine, 0, kLanes),
+                          __shfl_sync(device::kWarp, mine, kLanes / 2, kLanes));
 }
 
-// Takes a block of rows: first each group of lanes some rows, for dx; then each thread some columns,
-// for the gradient of the weight.
+template <class T>
+__device__ void add_terms(const Octet<T>& dy, const Octet<T>& x, float r, float* sum) {
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) sum[i] = __fmaf_rn(dy[i], x[i] * r, sum[i]);
+}
+
+// dx of the rows of a class; `sum` becomes the class's sum for the gradient of the weight, of the
+// low and the high octet.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kGroups* kLanes, 640 / (kGroups * kLanes))
-    norm_rope_backward_rows(const __grid_constant__ Params p) {
-  constexpr int kBatch = 4 / sizeof(T), kSame = kLanes / kBatch, kHalf = kLanes * kOctet;
-  constexpr int kRows = int(kNormBlockRows) / kGroups;  // of a group
-  static_assert(kRows % kBatch == 0 && kGroups == 2 * kOctet, "a thread for every column");
-  extern __shared__ uint4 memory[];
-  auto& kept = *reinterpret_cast<Kept<T, kLanes>*>(memory);
-  cudaTriggerProgrammaticLaunchCompletion();
-  const auto [heads, block] = task(p);
-  const int64_t row0 = block * kNormBlockRows;
-  const int group = threadIdx.x / kLanes, column = Batch<T, kLanes>::column();
-  Turn<T> g;
+__device__ void take_class(const Params& p, const Heads& heads, Ahead<T, kLanes>& memory,
+                           float (&sum)[2 * kOctet]) {
+  constexpr int kHalf = kLanes * kOctet, kStages = Ahead<T, kLanes>::kStages;
+  ClassRows<T, kLanes> rows(p, heads, memory);
   Angles<kLanes, true> angles(p);
+  const Turn<T> g = load_turn(static_cast<const T*>(heads.weight) + rows.column(), kHalf, true);
+#pragma unroll
+  for (float& v : sum) v = 0;
+  const int most = __shfl_sync(device::kWarp, rows.rows(), 0);  // the most of the warp's classes
+  for (int i = 0; i + 1 < kStages; ++i) rows.bring(i);
 #pragma unroll 1
-  for (int b = group * kRows; b < (group + 1) * kRows; b += kBatch) {
-    const Batch<T, kLanes> batch(p, heads, row0 + b, kBatch);
-    Turn<T> x[kBatch], dy[kBatch];
+  for (int i = 0; i < most; ++i) {
+    rows.bring(i + kStages - 1);
+    Turn<T> x, dy;
+    const auto place = rows.wait(i, x, dy);
+    const bool exists = i < rows.rows();
+    angles.turn_to(exists ? place.position : 0);
+    dy = angles.rotate(dy);
+    const device::RowSums s = known_of<kLanes>(p, squares_of(x), dot_of(g, dy, x));
+    if (!exists) continue;
+    const Turn<T> dx{device::dx_octet(s, x.low, dy.low, g.low, false, {}),
+                     device::dx_octet(s, x.high, dy.high, g.high, false, {})};
+    store_turn(static_cast<T*>(heads.out) + place.out + rows.column(), kHalf, dx, true);
+    add_terms(dy.low, x.low, s.r, sum);
+    add_terms(dy.high, x.high, s.r, sum + kOctet);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// The sum of the run's classes.
+template <class T, int kLanes>
+__device__ void add_classes(const float (&sum)[2 * kOctet], Ahead<T, kLanes>& memory, float* out) {
+  constexpr int kHalf = kLanes * kOctet;
+  static_assert(sizeof(memory.piece) >= sizeof(float) * kGroups * 2 * kHalf);
+  auto& kept = reinterpret_cast<float(&)[kGroups][2 * kHalf]>(memory.piece);
+  __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      x[j] = load_turn(batch.x(j), kHalf, batch.exists(j));
-      dy[j] = load_turn(static_cast<const T*>(batch.out(j)), kHalf, batch.exists(j));
-    }
-    g = batch.weight();
-    float squares[kBatch], dots[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      angles.turn_to(batch.position_of(j));
-      dy[j] = angles.rotate(dy[j]);
-      squares[j] = squares_of(x[j]);
-      dots[j] = dot_of(g, dy[j], x[j]);
-      store_turn(&kept.x[b + j][column], kHalf, x[j], true);
-      store_turn(&kept.dy[b + j][column], kHalf, dy[j], true);
-    }
-    const float all_squares = device::fold_rows<kLanes>(squares);
-    const device::RowSums known =
-        device::row_sums(p.length, p.eps, all_squares, device::fold_rows<kLanes>(dots));
-    keep_packed(x, dy);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const device::RowSums s{__shfl_sync(device::kWarp, known.r, j * kSame, kLanes),
-                              __shfl_sync(device::kWarp, known.factor, j * kSame, kLanes)};
-      if (threadIdx.x % kLanes == j) kept.r[b + j] = s.r;
-      const Turn<T> dx{device::dx_octet(s, x[j].low, dy[j].low, g.low, false, {}),
-                       device::dx_octet(s, x[j].high, dy[j].high, g.high, false, {})};
-      store_turn(batch.out(j), kHalf, dx, batch.exists(j));
-    }
+  for (int i = 0; i < kOctet; ++i) {
+    kept[threadIdx.x / kLanes][threadIdx.x % kLanes * kOctet + i] = sum[i];
+    kept[threadIdx.x / kLanes][threadIdx.x % kLanes * kOctet + i + kHalf] = sum[i + kOctet];
   }
   __syncthreads();
-  add_columns(kept, int(min(kNormBlockRows, heads.rows - row0)),
-              p.partial + (p.first + blockIdx.x) * 2 * kHalf);
-  // The launch before this one may still add up blocks, and must not outlast this one.
-  if (blockIdx.x == gridDim.x - 1) cudaGridDependencySynchronize();
+  float total = 0;
+#pragma unroll
+  for (const auto& row : kept) total += row[threadIdx.x];
+  out[threadIdx.x] = total;
+  __syncthreads();
 }
 
-// Adding up the blocks of queries is a long chain. While there are many, half of them are added up
-// beside the rows of the rest.
-constexpr int64_t kManyBlocks = 1024;
+// A thread block takes a run of classes of the queries, then one of the keys.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kGroups* kLanes, 512 / (kGroups * kLanes))
+    norm_rope_backward_rows(const __grid_constant__ Params p) {
+  extern __shared__ uint4 shared[];
+  auto& memory = *reinterpret_cast<Ahead<T, kLanes>*>(shared);
+  cudaTriggerProgrammaticLaunchCompletion();
+  constexpr int64_t kColumns = 2 * kLanes * kOctet;
+  float sum[2 * kOctet];
+  const auto take = [&](const Heads& heads, int64_t block) {
+    take_class(p, heads, memory, sum);
+    add_classes(sum, memory, p.partial + block * kColumns);
+  };
+  take(p.heads[0], blockIdx.x);
+  const int64_t first_key = int64_t{blockIdx.x} * kGroups;
+  if (first_key < p.heads[1].rows) take(p.heads[1], p.query_blocks + blockIdx.x);
+}
 
 template <class Args>
 NormKernel chosen_kernel(const Args& a, const TensorView& y) {
@@ -319,7 +399,6 @@ Params params_of(const Args& a, const TensorView& out_TGNC, float* partial) {
   const HeadAngles& angles = a.angles;
   const Heads queries = heads_of(a.x_TGNC, a.q_weight_C, out_TGNC, 0, keys);
   return {{queries, heads_of(a.x_TGNC, a.k_weight_C, out_TGNC, keys, keys + 1)},
-          0,
           0,
           angles.table.template data<float>(),
           angles.position_T.template data<int32_t>(),
@@ -357,35 +436,22 @@ void norm_rope_backward_cuda(const NormRopeBackwardArgs& a, const Stream& stream
   const char* name = "norm_rope_backward";
   const NormKernel chosen = chosen_kernel(a, a.d_TGNC);
   Params p = params_of(a, a.d_TGNC, a.workspace.data<float>());
-  p.query_blocks = norm_blocks(p.heads[0].rows);
   const int64_t n = chosen.columns, blocks = a.workspace.size(0);
-  auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
+  p.query_blocks = norm_blocks(p.heads[0].rows, n);
+  const auto start = start_of<kNormRopeKernels>(chosen, [&]<NormKernel k>() -> KernelStart<Params> {
     using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
     constexpr int kLanes = k.columns / (2 * kOctet);
     return {norm_rope_backward_rows<T, kLanes>,
-            {blocks, kGroups * kLanes, sizeof(Kept<T, kLanes>)}};
+            {p.query_blocks, kGroups * kLanes, sizeof(Ahead<T, kLanes>)}};
   });
-  LaunchShape sum{.blocks = blocks_for(n, 32), .threads = device::kSumThreads, .early = true};
-  float* queries = p.partial;  // what is to be added up: sums of blocks, then blocks
-  while (p.query_blocks - p.first >= kManyBlocks) {
-    start.shape.blocks = (p.query_blocks - p.first) / 2;
-    launch(name, start.kernel, start.shape, stream, p);
-    p.first += start.shape.blocks;
-    // The sum of these blocks takes the place of the last of them.
-    float* last = p.partial + (p.first - 1) * n;
-    launch(name, device::sum_norm_blocks<1>, sum, stream,
-           std::array{device::NormSum{queries, (last - queries) / n + 1, last, false}}, n);
-    queries = last;
-    start.shape.early = true;
-  }
-  start.shape.blocks = blocks - p.first;
   launch(name, start.kernel, start.shape, stream, p);
-  sum.blocks *= 2;
-  float* keys = p.partial + p.query_blocks * n;
   const std::array sums{
-      device::NormSum{queries, (keys - queries) / n, a.q_grad_C.data<float>(), a.q_accumulate},
-      device::NormSum{keys, blocks - p.query_blocks, a.k_grad_C.data<float>(), a.k_accumulate}};
-  launch(name, device::sum_norm_blocks<2>, sum, stream, sums, n);
+      device::NormSum{p.partial, p.query_blocks, a.q_grad_C.data<float>(), a.q_accumulate},
+      device::NormSum{p.partial + p.query_blocks * n, blocks - p.query_blocks,
+                      a.k_grad_C.data<float>(), a.k_accumulate}};
+  launch(name, device::sum_norm_blocks<2>,
+         {.blocks = 2 * blocks_for(n, 32), .threads = device::kSumThreads, .early = true}, stream,
+         sums, n);
 }
 
 }  // namespace moiety::nn

@@ -77,8 +77,10 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
   check_layouts();
   check_owners();
   std::vector<GradSegment> gradients;
-  for (const Bucket& b : buckets_) {
-    if (!b.frozen) gradients.push_back({b.gradients->sum(), b.runs});
+  for (Bucket& b : buckets_) {
+    if (b.frozen) continue;
+    b.segment = gradients.size();
+    gradients.push_back({b.gradients->sum(), b.runs});
   }
   gradients_ = GradStatisticsTable(gradients, config_.device);
   if (on_gpu()) checksums_ = Tensor(DType::kUInt64, {2 * std::ssize(buckets_)}, config_.device);
@@ -91,10 +93,7 @@ DistributedOptimizer::DistributedOptimizer(std::vector<ParamSpec> specs,
 // A GPU whose waits for peers have failed goes on with undefined sums; its weights stay as they are.
 void DistributedOptimizer::find_fault_words() {
   if (!lane_) return;
-  std::vector<const uint64_t*> words;
-  for (const comm::Communicator* group : groups_.all()) {
-    if (const uint64_t* word = comm::fault_word(*group)) words.push_back(word);
-  }
+  std::vector<const uint64_t*> words = comm::fault_words(world_);
   if (words.empty()) return;
   fault_words_ = Tensor(DType::kUInt64, {std::ssize(words)}, config_.device);
   copy(fault_words_,
@@ -260,7 +259,7 @@ void DistributedOptimizer::gather_weights(bool all, Stream stream) {
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];
     if (b.frozen && !all) continue;
-    if (all || !travels_beside_update(b)) b.weights->gather(*b.domain, tickets[i], stream);
+    if (all || !travels_on_lane(b)) b.weights->gather(*b.domain, tickets[i], stream);
   }
   for (const size_t i : forward_) {
     Bucket& b = buckets_[i];

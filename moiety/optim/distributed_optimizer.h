@@ -66,6 +66,9 @@ struct OptimizerConfig {
   // The update of a rank on a GPU with a lane is cut into groups of at least so many of its
   // elements, of which one travels while the next one is updated. No influence on results.
   int64_t group_elements = int64_t{16} << 20;
+  // Where there is a lane: weights that forward reads late set out with it, by begin_forward, and not
+  // with the step. No influence on results.
+  bool late_weights = false;
 };
 
 // The functions of a transport by which (e)gtp peers gather shards (gtp/transport.h). Without
@@ -103,6 +106,16 @@ class DistributedOptimizer {
   // overwrites it, see Parameter::overwrite) any number of times before a step; a parameter without
   // a contribution counts as gradient zero.
   std::span<Parameter> parameters() { return parameters_; }
+
+  // Begins the first forward pass of a step: weights that the step before has left set out, beside
+  // the stream. Collective; needed with OptimizerConfig::late_weights alone, and free otherwise.
+  void begin_forward(const Stream& stream);
+  // Makes the stream wait for those weights of the parameters [0, end).
+  void await_weights(int end, const Stream& stream);
+  // Brings weights that a step has left here in the order of the stream, for whoever reads weights
+  // between steps. Collective; it moves them each time, since a graph that is launched again tells
+  // nobody that it has left some.
+  void complete_weights(const Stream& stream);
 
   // Sets initial masters, zero moments and t = 0, and publishes the weights. Collective.
   void initialize(uint64_t seed, Stream stream);
@@ -174,9 +187,11 @@ class DistributedOptimizer {
     std::vector<ElementRun> runs;           // runs of the own segment
     std::unique_ptr<BucketWeights> weights;
     std::unique_ptr<BucketGradients> gradients;
-    size_t incomplete = 0;  // parameters whose gradient is not known to be complete
-    bool late = false;      // summed too early in this step
-    Event published;
+    size_t incomplete = 0;               // parameters whose gradient is not known to be complete
+    bool late = false;                   // summed too early in this step
+    size_t segment = 0;                  // of gradients_
+    Event summed;                        // on the lane
+    Event published;                     // the weights, on the lane where they are late
     std::optional<FrozenValues> frozen;  // instead of all that follows, and of gradients
     Buffer state_memory;
     TensorView master;                  // [segment]
@@ -231,18 +246,23 @@ class DistributedOptimizer {
   void make_casts();
   void cast_weights(bool all, Stream stream);
   void await_drained(Stream stream) const;
-  // Gathers weights that a step has changed, or all; but for those that travelled with the update.
+  // Gathers weights that a step has changed, or all; but for those that travel on the lane.
   void gather_weights(bool all, Stream stream);
   // Whether the bucket's weights travel beside the update of others.
-  bool travels_beside_update(const Bucket& b) const {
+  bool travels_on_lane(const Bucket& b) const {
     return lane_ && !b.frozen && b.weights->own_storage().defined();
   }
+  void gather_on(const Bucket& bucket, const Stream& stream) const;
   void make_updates();
+  void find_late();
   void find_fault_words();
   void update(Stream stream);
-  // Makes the lane go on behind the stream, or the stream behind the lane (which it times).
+  // Makes the lane go on behind the stream.
   void fork(const Stream& stream);
+  // Makes the stream wait for an event of the lane, or for all of it, and times that.
+  void stand(const Event& event, const Stream& stream);
   void join(const Stream& stream);
+  void take_statistics(const Stream& stream);
 
   std::vector<ParamSpec> specs_;
   OptimizerConfig config_;
@@ -264,11 +284,20 @@ class DistributedOptimizer {
   std::vector<bool> complete_;  // by parameter, in this step
   bool reported_ = false;       // at least one was reported in this step
   GradStatisticsTable gradients_;
+  // On a lane: the buckets in the order in which they set out in this step, and how many had when
+  // backward told the last time that gradients are complete.
+  std::vector<size_t> set_out_;
+  size_t set_out_before_ = 0;
   struct Update {
     AdamWTable table;
     std::vector<size_t> buckets;
+    int64_t elements = 0;
+    bool late = false;  // whether its weights set out with the next forward pass
   };
-  std::vector<Update> updates_;  // in the order of forward_
+  std::vector<Update> updates_;  // in the order in which they run
+  std::vector<size_t> late_;     // the buckets whose weights do, in the order of forward_
+  size_t awaited_ = 0;           // how many of them forward has waited for
+  bool begun_ = false;           // whether forward has been begun since the last step
   StepMemory step_;
   Tensor checksums_;                // on a GPU: uint64, two of each bucket
   Stream stream_;                   // the stream of the last work

@@ -74,9 +74,8 @@ void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream st
                "grad_statistics: the table is of {}, the stream of {}", name(table.impl_->device),
                name(stream.device()));
   if (check_devices("grad_statistics", {{"out", out}}, stream)) {
-    if constexpr (kCudaBuilt)
-      return detail::grad_statistics_cuda(*table.impl_->on_gpu, out, stream);
-    fail_without_cuda("grad_statistics");
+    begin_grad_statistics(table, 0, table.impl_->segments.size(), stream);
+    return end_grad_statistics(table, out, stream);
   }
   stream.run([&sum, impl = table.impl_] {
     const TraceSpan span(TraceLane::kCompute, "grad_statistics", {{"elements", impl->elements}});
@@ -85,6 +84,28 @@ void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream st
       sum.add(detail::grad_statistics_cpu(s.grad, s.runs));
     }
   });
+}
+
+void begin_grad_statistics(const GradStatisticsTable& table, size_t first, size_t end,
+                           const Stream& stream) {
+  MOIETY_CHECK(table.impl_ && first <= end && end <= table.impl_->segments.size(),
+               "grad_statistics: segments [{}, {}) of {}", first, end,
+               table.impl_ ? table.impl_->segments.size() : 0);
+  MOIETY_CHECK(stream.device().type == DeviceType::kCuda && table.impl_->device == stream.device(),
+               "grad_statistics: in parts on {}, the table is of {}", name(stream.device()),
+               name(table.impl_->device));
+  if constexpr (kCudaBuilt) {
+    return detail::begin_grad_statistics_cuda(*table.impl_->on_gpu, first, end, stream);
+  }
+  fail_without_cuda("grad_statistics");
+}
+
+void end_grad_statistics(const GradStatisticsTable& table, TensorView out, const Stream& stream) {
+  check_out(out);
+  if constexpr (kCudaBuilt) {
+    return detail::end_grad_statistics_cuda(*table.impl_->on_gpu, out, stream);
+  }
+  fail_without_cuda("grad_statistics");
 }
 
 void grad_statistics_reference(const GradStatisticsTable& table, TensorView out, Stream stream) {

@@ -58,6 +58,8 @@ class GradStatisticsTable {
 
  private:
   friend void grad_statistics(const GradStatisticsTable&, TensorView, Stream);
+  friend void begin_grad_statistics(const GradStatisticsTable&, size_t, size_t, const Stream&);
+  friend void end_grad_statistics(const GradStatisticsTable&, TensorView, const Stream&);
   friend void grad_statistics_reference(const GradStatisticsTable&, TensorView, Stream);
   std::shared_ptr<const Impl> impl_;
 };
@@ -65,6 +67,11 @@ class GradStatisticsTable {
 // out := a GradStatistics, as uint8 [sizeof(GradStatistics)], aligned to 8. The stream is of the
 // table's device. The reference runs on the CPU.
 void grad_statistics(const GradStatisticsTable& table, TensorView out, Stream stream);
+// The same on a GPU in parts, for gradients that come one after the other: the first looks at the
+// segments [first, end), the second makes `out` of what all were found to be.
+void begin_grad_statistics(const GradStatisticsTable& table, size_t first, size_t end,
+                           const Stream& stream);
+void end_grad_statistics(const GradStatisticsTable& table, TensorView out, const Stream& stream);
 void grad_statistics_reference(const GradStatisticsTable& table, TensorView out, Stream stream);
 
 }  // namespace moiety::optim

@@ -165,11 +165,12 @@ __device__ GradStatistics sum_block(const NormBlock& b, const ElementRun* runs) 
   return out;
 }
 
+// The blocks [first, end).
 __global__ void __launch_bounds__(kThreads)
     sum_blocks(const NormBlock* __restrict__ blocks, const ElementRun* __restrict__ runs,
-               int64_t count, GradStatistics* __restrict__ out) {
-  const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
-  if (warp >= count) return;
+               int64_t first, int64_t end, GradStatistics* __restrict__ out) {
+  const int64_t warp = first + (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
+  if (warp >= end) return;
   const NormBlock b = blocks[warp];
   const GradStatistics sum = b.narrow ? sum_block<bf16>(b, runs) : sum_block<float>(b, runs);
   if (threadIdx.x % kWarp == 0) out[warp] = sum;
@@ -256,7 +257,8 @@ struct GradDeviceTable {
     int64_t count;
   };
   Buffer runs, blocks, where, sums;
-  int64_t block_count = 0, segment_count = 0;
+  std::vector<int64_t> first_block;  // of each segment, and behind the last one
+  int64_t segment_count = 0;         // that have elements
   std::vector<Level> levels;
 };
 
@@ -268,12 +270,14 @@ std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSeg
   std::vector<Fold> open;  // the sums of each segment that are still to be folded
   for (const GradSegment& s : segments) {
     const auto first = static_cast<int64_t>(blocks.size());
+    table->first_block.push_back(first);
     append_blocks(s, static_cast<int64_t>(runs.size()), blocks);
     runs.insert(runs.end(), s.runs.begin(), s.runs.end());
     const auto count = static_cast<int64_t>(blocks.size()) - first;
     if (count > 0) open.push_back({first, count, 0});
   }
-  int64_t sums = table->block_count = static_cast<int64_t>(blocks.size());
+  int64_t sums = static_cast<int64_t>(blocks.size());
+  table->first_block.push_back(sums);
   const Stream stream = Stream::on(device);
   for (;;) {
     const std::vector<Fold> level = next_level(open, sums);
@@ -292,11 +296,17 @@ std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSeg
   return table;
 }
 
-void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream) {
+void begin_grad_statistics_cuda(const GradDeviceTable& table, size_t first, size_t end,
+                                const Stream& stream) {
+  const int64_t begin = table.first_block[first], blocks = table.first_block[end] - begin;
+  launch("grad_statistics", sum_blocks, {blocks_for(blocks, kThreads / kWarp), kThreads}, stream,
+         reinterpret_cast<const NormBlock*>(table.blocks.data()),
+         reinterpret_cast<const ElementRun*>(table.runs.data()), begin, begin + blocks,
+         reinterpret_cast<GradStatistics*>(table.sums.data()));
+}
+
+void end_grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream) {
   auto* sums = reinterpret_cast<GradStatistics*>(table.sums.data());
-  launch("grad_statistics", sum_blocks, {blocks_for(table.block_count, kThreads / kWarp), kThreads},
-         stream, reinterpret_cast<const NormBlock*>(table.blocks.data()),
-         reinterpret_cast<const ElementRun*>(table.runs.data()), table.block_count, sums);
   for (const GradDeviceTable::Level& level : table.levels) {
     launch("grad_statistics: fold", fold_sums,
            {.blocks = level.count, .threads = kNormLanes, .early = true}, stream,

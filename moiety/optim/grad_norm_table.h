@@ -33,7 +33,9 @@ GradStatistics grad_statistics_cpu(TensorView grad, std::span<const ElementRun> 
 struct GradDeviceTable;  // grad_norm_cuda.cu
 std::shared_ptr<const GradDeviceTable> make_device_table(std::span<const GradSegment> segments,
                                                          Device device);
-void grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream);
+void begin_grad_statistics_cuda(const GradDeviceTable& table, size_t first, size_t end,
+                                const Stream& stream);
+void end_grad_statistics_cuda(const GradDeviceTable& table, TensorView out, const Stream& stream);
 
 }  // namespace detail
 

@@ -118,6 +118,7 @@ std::vector<uint64_t> DistributedOptimizer::copy_checksums() {
 
 // Compares copies of weights, and the part that all parts of a tensor share.
 void DistributedOptimizer::compare_copies() {
+  complete_weights(stream_);
   const std::vector<uint64_t> sums = copy_checksums();
   std::string error;
   for (size_t i = 0; i < buckets_.size(); ++i) {

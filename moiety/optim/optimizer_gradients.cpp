@@ -37,6 +37,7 @@ void DistributedOptimizer::on_grads_ready(int first, const Stream& stream) {
     whole |= --b.incomplete == 0;
   }
   if (!whole) return;
+  set_out_before_ = set_out_.size();
   if (lane_) fork(stream);
   reduce_buckets(false, lane_ ? lane_->stream() : stream);
 }
@@ -69,7 +70,10 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
       if (!all && b.incomplete > 0) break;
       zero_missing(b, stream);
       b.gradients->reduce(stream);
-      if (lane_) b.gradients->finish(stream);
+      if (!lane_) continue;
+      b.gradients->finish(stream);
+      b.summed.record(stream);
+      set_out_.push_back(i);
     }
   }
 }
@@ -77,8 +81,7 @@ void DistributedOptimizer::reduce_buckets(bool all, Stream stream) {
 void DistributedOptimizer::finish_gradients(Stream stream) {
   if (lane_) {  // nothing is late: (e)gtp alone says so
     fork(stream);
-    reduce_buckets(true, lane_->stream());
-    return join(stream);
+    return reduce_buckets(true, lane_->stream());
   }
   reduce_buckets(true, stream);
   // On a GPU no bucket is summed before the step.
@@ -93,11 +96,35 @@ void DistributedOptimizer::fork(const Stream& stream) {
   lane_->stream().wait(forked_);
 }
 
+void DistributedOptimizer::stand(const Event& event, const Stream& stream) {
+  if constexpr (kCudaBuilt) begin_stand_cuda(stands_, stream);
+  stream.wait(event);
+  if constexpr (kCudaBuilt) end_stand_cuda(stands_, stream);
+}
+
 void DistributedOptimizer::join(const Stream& stream) {
   joined_.record(lane_->stream());
-  if constexpr (kCudaBuilt) begin_stand_cuda(stands_, stream);
-  stream.wait(joined_);
-  if constexpr (kCudaBuilt) end_stand_cuda(stands_, stream);
+  stand(joined_, stream);
+}
+
+// Where there is a lane, sums are looked at as they come: first all of those that had set out before
+// backward's last word, at once, since the others, of which the embedding's is the largest, travel
+// meanwhile.
+void DistributedOptimizer::take_statistics(const Stream& stream) {
+  if (!lane_) return grad_statistics(gradients_, step_.statistics, stream);
+  for (size_t at = 0, end = set_out_before_; at < set_out_.size(); at = end++) {
+    if (at == end) continue;
+    stand(buckets_[set_out_[end - 1]].summed, stream);
+    std::vector<size_t> segments;
+    for (size_t k = at; k < end; ++k) segments.push_back(buckets_[set_out_[k]].segment);
+    std::sort(segments.begin(), segments.end());
+    for (size_t k = 0, next; k < segments.size(); k = next) {  // those that follow each other
+      next = k + 1;
+      while (next < segments.size() && segments[next] == segments[next - 1] + 1) ++next;
+      begin_grad_statistics(gradients_, segments[k], segments[next - 1] + 1, stream);
+    }
+  }
+  end_grad_statistics(gradients_, step_.statistics, stream);
 }
 
 // Sums buckets that were late on one rank once more on all ranks.
@@ -126,6 +153,8 @@ void DistributedOptimizer::begin_gradients() {
   for (Parameter& p : parameters_) p.overwrite = true;
   complete_.assign(specs_.size(), false);
   reported_ = false;
+  set_out_.clear();
+  set_out_before_ = 0;
 }
 
 }  // namespace moiety::optim

@@ -1,5 +1,6 @@
 // A step, from sums of gradients to published weights.
 #include <cstddef>
+#include <utility>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
@@ -68,6 +69,8 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   const TraceSpan span(TraceLane::kHost, "optimizer");
   const int64_t losses = input.numel() - input_word::kCount, ranks = world_.size();
   check_losses(losses);
+  MOIETY_CHECK(late_.empty() || std::exchange(begun_, false),
+               "optimizer: a step without begin_forward, which its weights wait for");
   stream_ = stream;
   finish_gradients(stream);
   const bool compares = config_.compare_copies > 0 && ranks > 1 && !on_gpu();
@@ -77,7 +80,7 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   const int64_t width = rank_word::kCount + losses;
   const TensorView words = first(step_.words, width),
                    all_words = first(step_.all_words, ranks * width);
-  grad_statistics(gradients_, step_.statistics, stream);
+  take_statistics(stream);
   pack_words(step_.statistics, input, words, stream);
   world_.all_gather(words, all_words, stream).wait();
   step_rule(rule(), input, all_words.reshape({ranks, width}), step_.state, step_.adamw, report,
@@ -94,10 +97,9 @@ void DistributedOptimizer::enqueue(TensorView input, TensorView report, Stream s
   begin_gradients();
 }
 
-// Changes the own segments, group by group; where there is a lane each group travels while the next
-// one changes.
+// Changes the own segments, group by group; where there is a lane each group that is not late travels
+// while the next one changes.
 void DistributedOptimizer::update(Stream stream) {
-  std::vector<comm::Ticket> complete;  // as all tickets are on a GPU
   for (const Update& group : updates_) {
     if constexpr (kCudaBuilt) {
       if (fault_words_.view().defined()) {
@@ -105,11 +107,10 @@ void DistributedOptimizer::update(Stream stream) {
       }
     }
     adamw(config_.adam, config_.seed, step_.adamw, group.table, stream);
-    if (!lane_) continue;
+    if (!lane_ || group.late) continue;
     fork(stream);
     for (const size_t i : group.buckets) {
-      const Bucket& b = buckets_[i];
-      if (travels_beside_update(b)) b.weights->gather(*b.domain, complete, lane_->stream());
+      if (travels_on_lane(buckets_[i])) gather_on(buckets_[i], lane_->stream());
     }
   }
 }

@@ -47,14 +47,12 @@ void DistributedOptimizer::make_updates() {
   updates_.clear();
   std::vector<AdamWArgs> segments;
   Update group;
-  int64_t elements = 0;
   const auto close = [&] {
     if (segments.empty()) return;
     group.table = AdamWTable(segments, config_.device);
     updates_.push_back(std::move(group));
     segments.clear();
     group = {};
-    elements = 0;
   };
   for (const size_t i : forward_) {
     const Bucket& b = buckets_[i];
@@ -66,20 +64,66 @@ void DistributedOptimizer::make_updates() {
                         .weight = b.weights->own_storage(),
                         .runs = b.runs});
     group.buckets.push_back(i);
-    elements += b.layout.segment();
-    if (lane_ && elements >= config_.group_elements) close();
+    group.elements += b.layout.segment();
+    if (lane_ && group.elements >= config_.group_elements) close();
   }
   close();
+  find_late();
   // The smallest group first, so that something travels soon; the largest before others, so that
-  // little is left to travel behind the last one.
-  const auto size = [&](const Update& u) {
-    int64_t n = 0;
-    for (const size_t i : u.buckets) n += buckets_[i].layout.segment();
-    return n;
-  };
-  std::stable_sort(updates_.begin(), updates_.end(),
-                   [&](const Update& a, const Update& b) { return size(a) > size(b); });
-  if (!updates_.empty()) std::rotate(updates_.begin(), updates_.end() - 1, updates_.end());
+  // little is left to travel behind the last one. Late ones come behind them, so that nothing is.
+  const auto late = std::stable_partition(updates_.begin(), updates_.end(),
+                                          [](const Update& u) { return !u.late; });
+  std::stable_sort(updates_.begin(), late,
+                   [](const Update& a, const Update& b) { return a.elements > b.elements; });
+  if (late != updates_.begin()) std::rotate(updates_.begin(), late - 1, late);
+}
+
+// As many elements travel beside the update as half of those that it changes: beside it links are
+// half as fast as beside products, and a weight then takes about as long to travel as to be changed.
+void DistributedOptimizer::find_late() {
+  late_.clear();
+  if (!lane_ || !config_.late_weights) return;
+  int64_t all = 0, travel = 0;
+  for (const Update& u : updates_) all += u.elements;
+  for (Update& u : updates_) {
+    u.late = travel > all / 2;
+    for (const size_t i : u.buckets) {
+      const Bucket& b = buckets_[i];
+      if (!travels_on_lane(b)) continue;
+      travel += b.layout.segment() * (b.domain->size() - 1);
+      if (u.late) late_.push_back(i);
+    }
+  }
+}
+
+// A ticket is complete at once where there is a lane.
+void DistributedOptimizer::gather_on(const Bucket& bucket, const Stream& stream) const {
+  std::vector<comm::Ticket> complete;
+  bucket.weights->gather(*bucket.domain, complete, stream);
+}
+
+void DistributedOptimizer::begin_forward(const Stream& stream) {
+  awaited_ = 0;
+  if (late_.empty()) return;
+  fork(stream);
+  for (const size_t i : late_) {
+    gather_on(buckets_[i], lane_->stream());
+    buckets_[i].published.record(lane_->stream());
+  }
+  begun_ = true;
+}
+
+// The parameters of a bucket are in reverse order, and the lane brings the buckets one by one.
+void DistributedOptimizer::await_weights(int end, const Stream& stream) {
+  const size_t before = awaited_;
+  while (awaited_ < late_.size() && buckets_[late_[awaited_]].layout.slots.back().parameter < end) {
+    ++awaited_;
+  }
+  if (awaited_ > before) stand(buckets_[late_[awaited_ - 1]].published, stream);
+}
+
+void DistributedOptimizer::complete_weights(const Stream& stream) {
+  for (const size_t i : late_) gather_on(buckets_[i], stream);
 }
 
 // One cast for all trained buckets of a domain, and one for all frozen ones.

@@ -3,7 +3,8 @@
 //
 //    kReference   scalar, an element at a time: the code that defines the bits
 //    kPortable    loops that the compiler vectorizes, for SSE2, AVX2 and AVX-512, of which the
-//                 program takes the best when it starts (base/simd.h)
+//                 program takes the best when it starts (base/simd.h; tests_quant_sse2 and
+//                 tests_quant_avx2 are programs that have no better one)
 //    kAvx2        the same, with hand-written loops where they are faster
 //
 // Amax, quantize, dequantize, transposes, conversions of scales and partial casts have all three;

@@ -1,9 +1,11 @@
 #include "moiety/quant/requantize.h"
 
 #include "moiety/base/check_devices.h"
+#include "moiety/base/cuda_built.h"
 #include "moiety/base/trace.h"
 #include "moiety/quant/cpu_path.h"
 #include "moiety/quant/dequantize.h"
+#include "moiety/quant/quantize/quantize_cuda.h"
 #include "moiety/quant/quantize/quantize_task.h"
 
 namespace moiety::quant {
@@ -21,15 +23,14 @@ void check(const char* operation, const QuantizedView& rows, const QuantizedView
                operation, out.row_data.describe());
 }
 
-void check_on_cpu(const char* operation, const QuantizedView& rows, const Stream& stream) {
-  if (!check_devices(operation,
-                     {{"rows.row_data", rows.row_data},
-                      {"rows.row_scales", rows.row_scales},
-                      {"rows.tensor_scale", rows.tensor_scale}},
-                     stream)) {
-    return;
-  }
-  fail(ErrorKind::kUnsupported, "{}: values_MK is missing, which a GPU needs", operation);
+bool on_gpu(const char* operation, const QuantizedView& rows, const Stream& stream) {
+  const bool gpu = check_devices(operation,
+                                 {{"rows.row_data", rows.row_data},
+                                  {"rows.row_scales", rows.row_scales},
+                                  {"rows.tensor_scale", rows.tensor_scale}},
+                                 stream);
+  if (gpu && !kCudaBuilt) fail_without_cuda(operation);
+  return gpu;
 }
 
 // The codes, as if they were the values: jobs say by their place which rows they have.
@@ -61,9 +62,13 @@ void requantize_col(const QuantizedView& rows, const QuantizedView& out,
     dequantize(rows, Direction::kRow, values_MK, {}, stream);
     return quantize(values_MK, out, options, stream);
   }
-  check_on_cpu(op, rows, stream);
   const TensorView first = in_place_of_values(rows);
-  stream.run([job = make_quantize_job(op, first, out, options), values = values_of(op, rows)] {
+  const QuantizeJob job = make_quantize_job(op, first, out, options);
+  const DequantizeJob values = values_of(op, rows);
+  if (on_gpu(op, rows, stream)) {
+    if constexpr (kCudaBuilt) return requantize_cuda(job, nullptr, values, stream);
+  }
+  stream.run([job, values] {
     const TraceSpan span(TraceLane::kCompute, "requantize_col", {{"rows", job.rows}});
     run({&job, 1}, values, job.x);
   });
@@ -78,10 +83,13 @@ void requantize_col_grouped(const QuantizedView& rows, const RowGroups& groups,
     dequantize(rows, Direction::kRow, values_MK, {}, stream);
     return quantize_grouped(values_MK, groups, out, options, stream);
   }
-  check_on_cpu(op, rows, stream);
   const TensorView first = in_place_of_values(rows);
-  stream.run([job = make_grouped_job(op, first, groups, out, options), values = values_of(op, rows),
-              groups] {
+  const QuantizeJob job = make_grouped_job(op, first, groups, out, options);
+  const DequantizeJob values = values_of(op, rows);
+  if (on_gpu(op, rows, stream)) {
+    if constexpr (kCudaBuilt) return requantize_cuda(job, &groups, values, stream);
+  }
+  stream.run([job, values, groups] {
     const TraceSpan span(TraceLane::kCompute, "requantize_col_grouped", {{"rows", job.rows}});
     run(group_jobs(job, groups), values, job.x);
   });

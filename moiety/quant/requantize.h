@@ -5,8 +5,9 @@
 // `out` has any format and asks for the col direction alone; its amax, scales, random bits and flags
 // are those of quantize.
 //
-// On a CPU the values are made tile by tile in the caches, unless `values_MK` is given: bf16 [M, K],
-// which receives them, for a caller that wants them too. On a GPU it is needed.
+// The values are made tile by tile, in the caches of a CPU and the registers of a GPU: a pass over
+// codes, as quantize makes one over values. With `values_MK`, bf16 [M, K], they are stored there
+// first, for a caller that wants them too.
 #pragma once
 
 #include "moiety/quant/quantize.h"

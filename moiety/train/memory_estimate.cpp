@@ -135,13 +135,13 @@ MemoryEstimate estimate_memory(const TrainConfig& o, const Grid& grid, Device de
   m.parameters = w.bytes;
   // Among the recipes of a run the one that needs more counts, by class.
   for (size_t i = 0; i < recipes.size(); ++i) {
+    m.activations = std::max(m.activations, activation_bytes(o, grid, s, precisions[i]));
     m.workspace = std::max(m.workspace, temporary_bytes(o, grid, s, precisions[i]));
     m.gathered = std::max(m.gathered, gathered_bytes(o, grid, recipes[i]));
   }
   m.main_grad = gradient_bytes(o, trained);
   m.master = trained.owned * kFloatBytes + byte_size(storage, Shares(w.frozen_codes, grid).owned);
   m.moments = 2 * trained.owned * (o.optim.state_dtype == DType::kFloat32 ? kFloatBytes : 2);
-  m.activations = activation_bytes(o, grid, s);
   m.logits = logits_bytes(c, s);
   m.workspace = std::max<int64_t>(0, m.workspace - m.logits);
   // Each of two micro-batches that take turns has an arena, and rows of its own that peers reach.

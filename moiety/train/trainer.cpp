@@ -86,6 +86,7 @@ std::string Trainer::doubts() const {
 
 // Whether all weights of all ranks are finite. Looks at each of them.
 bool Trainer::has_finite_weights() {
+  learner_.optimizer.complete_weights(learner_.stream);
   FirstNonFinite probe;
   probe.look_at_weights(learner_.optimizer.parameters());
   int64_t found = probe.finding() ? 1 : 0;
@@ -99,6 +100,7 @@ void Trainer::evaluate() {
   const TraceSpan span(TraceLane::kHost, "evaluation");
   Stopwatch watch;
   const int64_t rows = learner_.capacity.rows();
+  learner_.optimizer.complete_weights(learner_.stream);
   const EvaluationResult result =
       train::evaluate(learner_.model, *validation_, learner_.capacity, learner_.arena,
                       learner_.stream, &learner_.gathering);

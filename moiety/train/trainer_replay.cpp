@@ -28,6 +28,7 @@ std::string Trainer::replay(const FinishedStep& done) {
   own.first = checksum(done.stats);
   if (done.found) own.before = done.found->sentence();
 
+  learner_.optimizer.complete_weights(learner_.stream);
   FirstNonFinite probe;
   probe.look_at_weights(learner_.optimizer.parameters());
   own.again = checksum(pipeline_.repeat_passes(done.start, probe));

@@ -5,6 +5,7 @@ optim load them when they are first used.
 """
 
 import importlib
+from typing import Any
 
 from .errors import (CheckpointError, CommError, CudaError, Error, InvalidArgument, IoError,
                      OutOfMemory, Unsupported)
@@ -16,14 +17,14 @@ __all__ = ["CheckpointError", "CommError", "CudaError", "Error", "InvalidArgumen
            "OutOfMemory", "Unsupported", "build_info", "__version__"]
 
 
-def build_info():
+def build_info() -> dict[str, Any]:
     """What is loaded: versions, the CPU's engines, torch's version, and why a library is missing."""
     from . import _lib
 
     return _lib.build_info()
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "__version__":
@@ -33,5 +34,5 @@ def __getattr__(name):
     raise AttributeError(f"module 'moiety' has no attribute '{name}'")
 
 
-def __dir__():
+def __dir__() -> Any:
     return sorted([*globals(), *_SUBMODULES, "__version__"])

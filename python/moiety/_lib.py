@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import pathlib
 import re
+from typing import Any
 
 from . import errors
 
@@ -14,7 +15,7 @@ OLDEST_TORCH = (2, 11)
 
 
 @functools.cache
-def core():
+def core() -> ctypes.CDLL:
     """libmoiety.so, whose functions moiety/capi/moiety.h describes."""
     path = FOLDER / "libmoiety.so"
     try:
@@ -35,7 +36,7 @@ def core():
     return library
 
 
-def check_in(library, code):
+def check_in(library: ctypes.CDLL, code: int) -> None:
     name = library.moiety_code_name(code).decode()
     if name == "Interrupted":
         raise KeyboardInterrupt
@@ -43,13 +44,13 @@ def check_in(library, code):
         raise errors.of_kind(name, library.moiety_last_error().decode())
 
 
-def check(code):
+def check(code: int) -> None:
     """Raises what the library's last error was, unless the code is 0."""
     if code:
         check_in(core(), code)
 
 
-def call_json(name, *arguments):
+def call_json(name: str, *arguments: Any) -> Any:
     """Calls a function of the C API whose last argument is a char** of JSON."""
     text = ctypes.c_void_p()
     check(getattr(core(), name)(*arguments, ctypes.byref(text)))
@@ -60,21 +61,21 @@ def call_json(name, *arguments):
 
 
 @functools.cache
-def version():
+def version() -> str:
     try:
         return core().moiety_version().decode()
     except ImportError:
         return importlib.metadata.version("moiety")
 
 
-def counters():
+def counters() -> dict[str, int]:
     """{"allocations", "waits"} of GPU memory and for GPUs, by the calling thread."""
     allocations, waits = ctypes.c_int64(), ctypes.c_int64()
     check(core().moiety_counters(ctypes.byref(allocations), ctypes.byref(waits)))
     return {"allocations": allocations.value, "waits": waits.value}
 
 
-def torch_version_fault(version):
+def torch_version_fault(version: str) -> str | None:
     """Why a torch of this version cannot be used, or None."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if not found or tuple(map(int, found.groups())) < OLDEST_TORCH:
@@ -85,7 +86,7 @@ def torch_version_fault(version):
 
 
 @functools.cache
-def load_operators():
+def load_operators() -> pathlib.Path:
     """Registers torch.ops.moiety, once. ImportError says what is missing."""
     import torch
 
@@ -108,9 +109,9 @@ def load_operators():
     return path
 
 
-def build_info():
+def build_info() -> dict[str, Any]:
     """A dictionary: the core's facts, and torch's."""
-    info = {"library": str(FOLDER / "libmoiety.so")}
+    info: dict[str, Any] = {"library": str(FOLDER / "libmoiety.so")}
     try:
         info.update(call_json("moiety_build_info"))
     except ImportError as error:
@@ -126,6 +127,6 @@ def build_info():
     return info
 
 
-def key_remap(request):
+def key_remap(request: dict[str, Any]) -> Any:
     """The moves of moiety_key_remap (moiety/capi/moiety.h) for a request, as a list."""
     return call_json("moiety_key_remap", json.dumps(request).encode())["moves"]

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 
-def main():
+def main() -> None:
     program = pathlib.Path(__file__).resolve().parent / "bin" / "moiety"
     if not program.exists():
         sys.exit(f"moiety: {program} is missing; install the wheel again")

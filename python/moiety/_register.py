@@ -4,7 +4,10 @@ Rules: tensors only through save_for_backward; needs_input_grad decides what is 
 backward formulas consist of moiety operators, whose own gradients raise.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from . import errors
 
@@ -14,10 +17,10 @@ class _Below:
     """torch.ops.moiety without autograd's share of a call, where no gradient is asked for. (Operators that
     write into an argument keep theirs, which counts the argument's versions.)"""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         operator = getattr(torch.ops.moiety, name).default
 
-        def call(*args):
+        def call(*args: Any) -> Any:
             if torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return operator(*args)
             with torch._C._AutoDispatchBelowAutograd():
@@ -30,16 +33,16 @@ class _Below:
 below = _Below()
 
 
-def _require(condition, operator, text):
+def _require(condition: Any, operator: Any, text: str) -> None:
     if not condition:
         raise errors.InvalidArgument(f"moiety::{operator}: {text}")
 
 
-def _shape(x):
+def _shape(x: Tensor) -> Any:
     return list(x.shape)
 
 
-def _contiguous(grad):
+def _contiguous(grad: Tensor) -> Tensor:
     """Gradients from outside may have any strides; this is the only implicit copy."""
     return grad.contiguous()
 
@@ -47,7 +50,8 @@ def _contiguous(grad):
 # ---- grouped_linear
 
 
-def _linear_fake(x, w, splits, bias, row_scale, main_grad):
+def _linear_fake(x: Tensor, w: Tensor, splits: Tensor, bias: Tensor | None, row_scale: Tensor | None,
+                 main_grad: Tensor | None) -> Any:
     _require(x.dim() == 2 and w.dim() == 3 and splits.dim() == 1, "grouped_linear",
              f"x is {_shape(x)}, w {_shape(w)}, splits {_shape(splits)}, expected [R, C], "
              "[E, N, C], [E]")
@@ -57,7 +61,7 @@ def _linear_fake(x, w, splits, bias, row_scale, main_grad):
     return x.new_empty(x.shape[0], w.shape[1])
 
 
-def _linear_setup(ctx, inputs, output):
+def _linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, w, splits, bias, row_scale, main_grad = inputs
     need_x, need_w, _, need_bias, need_scale, *_ = ctx.needs_input_grad
     need_bias = need_bias or need_scale
@@ -65,7 +69,7 @@ def _linear_setup(ctx, inputs, output):
                           bias if need_bias else None, row_scale if need_bias else None, main_grad)
 
 
-def _linear_backward(ctx, dy):
+def _linear_backward(ctx: Any, dy: Tensor) -> Any:
     x, w, splits, bias, row_scale, main_grad = ctx.saved_tensors
     dx = dw = dbias = dscale = None
     dy = _contiguous(dy)
@@ -81,20 +85,20 @@ def _linear_backward(ctx, dy):
     return dx, dw, None, dbias if needs[3] else None, dscale if needs[4] else None, None
 
 
-def _linear_t_fake(x, w, splits):
+def _linear_t_fake(x: Tensor, w: Tensor, splits: Tensor) -> Any:
     _require(x.dim() == 2 and w.dim() == 3 and x.shape[1] == w.shape[1], "grouped_linear_t",
              f"x is {_shape(x)}, w {_shape(w)}, expected [R, C], [E, C, N]")
     _require(x.dtype == w.dtype, "grouped_linear_t", f"x is {x.dtype}, w is {w.dtype}")
     return x.new_empty(x.shape[0], w.shape[2])
 
 
-def _linear_t_setup(ctx, inputs, output):
+def _linear_t_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, w, splits = inputs
     need_x, need_w, *_ = ctx.needs_input_grad
     ctx.save_for_backward(x if need_w else None, w if need_x else None, splits)
 
 
-def _linear_t_backward(ctx, dy):
+def _linear_t_backward(ctx: Any, dy: Tensor) -> Any:
     x, w, splits = ctx.saved_tensors
     dx = dw = None
     dy = _contiguous(dy)
@@ -105,11 +109,12 @@ def _linear_t_backward(ctx, dy):
     return dx, dw, None
 
 
-def _wgrad_fake(dy, x, splits, dy_source, x_source):
+def _wgrad_fake(dy: Tensor, x: Tensor, splits: Tensor, dy_source: Tensor | None,
+                x_source: Tensor | None) -> Any:
     return x.new_empty(splits.shape[0], dy.shape[1], x.shape[1])
 
 
-def _bias_grad_fake(dy, splits, bias, row_scale):
+def _bias_grad_fake(dy: Tensor, splits: Tensor, bias: Tensor, row_scale: Tensor | None) -> Any:
     scale = dy.new_empty(0 if row_scale is None else dy.shape[0], dtype=torch.float32)
     return torch.empty_like(bias, memory_format=torch.contiguous_format), scale
 
@@ -117,8 +122,10 @@ def _bias_grad_fake(dy, splits, bias, row_scale):
 # ---- grouped_mlp
 
 
-def _mlp_fake(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind, alpha, limit, offset,
-              interleave, main_grad1, main_grad2):
+def _mlp_fake(x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, row_scale: Tensor | None,
+              source: Tensor | None, row_tk: Tensor | None, b1: Tensor | None, b2: Tensor | None, kind: str,
+              alpha: float, limit: float, offset: float, interleave: int, main_grad1: Tensor | None,
+              main_grad2: Tensor | None) -> Any:
     _require(x.dim() == 2 and w1.dim() == 3 and w2.dim() == 3, "grouped_mlp",
              f"x is {_shape(x)}, w1 {_shape(w1)}, w2 {_shape(w2)}, expected [T, D], [E, H, D], "
              "[E, D, F]")
@@ -131,7 +138,7 @@ def _mlp_fake(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind, alpha,
     return x.new_empty(results, x.shape[1]), x.new_empty(rows, w1.shape[1])
 
 
-def _mlp_setup(ctx, inputs, output):
+def _mlp_setup(ctx: Any, inputs: Any, output: Any) -> None:
     (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *constants) = inputs
     *ctx.activation, main_grad1, main_grad2 = constants
     ctx.mark_non_differentiable(output[1])
@@ -142,7 +149,7 @@ def _mlp_setup(ctx, inputs, output):
                              main_grad1, main_grad2] if kept else [None] * 12))
 
 
-def _mlp_backward(ctx, dy, _dh):
+def _mlp_backward(ctx: Any, dy: Tensor, _dh: Any) -> Any:
     (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h, main_grad1,
      main_grad2) = ctx.saved_tensors
     # h is not needed once dh is there: unless the graph is retained its memory goes to the gradients.
@@ -164,7 +171,8 @@ def _mlp_backward(ctx, dy, _dh):
             db1 if need_b1 else None, db2 if need_b2 else None, *[None] * 7)
 
 
-def _weight_gradient(dy, x, splits, dy_source, x_source, main_grad):
+def _weight_gradient(dy: Tensor, x: Tensor, splits: Tensor, dy_source: Tensor | None, x_source: Tensor | None,
+                     main_grad: Tensor | None) -> Any:
     """The gradient, or None if it was added to main_grad."""
     if main_grad is None:
         return below.grouped_linear_wgrad(dy, x, splits, dy_source, x_source)
@@ -172,8 +180,10 @@ def _weight_gradient(dy, x, splits, dy_source, x_source, main_grad):
     return None
 
 
-def _mlp_backward_fake(dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind, alpha,
-                       limit, offset, interleave, need_dx):
+def _mlp_backward_fake(dy: Tensor, h: Tensor, x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor,
+                       row_scale: Tensor | None, source: Tensor | None, row_tk: Tensor | None,
+                       b1: Tensor | None, b2: Tensor | None, kind: str, alpha: float, limit: float,
+                       offset: float, interleave: int, need_dx: Any) -> Any:
     rows = h.shape[0]
     return (torch.empty_like(dy) if need_dx else x.new_empty(0),
             x.new_empty(0 if row_scale is None else rows, dtype=torch.float32),
@@ -185,13 +195,14 @@ def _mlp_backward_fake(dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, 
 # ---- quantized_linear
 
 
-def _quantized_fake(x, w, splits, bias, row_scale, main_grad, rng, recipe):
+def _quantized_fake(x: Tensor, w: Tensor, splits: Tensor, bias: Tensor | None, row_scale: Tensor | None,
+                    main_grad: Tensor | None, rng: Tensor | None, recipe: str) -> Any:
     _require(x.dim() == 2 and w.dim() == 3 and x.shape[1] == w.shape[2], "quantized_linear",
              f"x is {_shape(x)}, w {_shape(w)}, expected [R, C], [E, N, C]")
     return x.new_empty(x.shape[0], w.shape[1])
 
 
-def _quantized_setup(ctx, inputs, output):
+def _quantized_setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, rng, ctx.recipe = inputs
     x, w, splits, bias, row_scale, main_grad = tensors
     need_x, need_w, _, need_bias, need_scale, *_ = ctx.needs_input_grad
@@ -200,7 +211,7 @@ def _quantized_setup(ctx, inputs, output):
                           bias if need_bias else None, row_scale if need_bias else None, main_grad, rng)
 
 
-def _quantized_backward(ctx, dy):
+def _quantized_backward(ctx: Any, dy: Tensor) -> Any:
     x, w, splits, bias, row_scale, main_grad, rng = ctx.saved_tensors
     dx = dw = dbias = dscale = None
     dy = _contiguous(dy)
@@ -220,23 +231,25 @@ def _quantized_backward(ctx, dy):
 # ---- activation
 
 
-def _activation_fake(h, splits, row_scale, kind, alpha, limit, offset, interleave):
+def _activation_fake(h: Tensor, splits: Tensor, row_scale: Tensor | None, kind: str, alpha: float, limit: float,
+                     offset: float, interleave: int) -> Any:
     _require(h.dim() == 2, "activation", f"h is {_shape(h)}, expected [R, H]")
     return h.new_empty(h.shape[0], h.shape[1] // 2 if kind == "glu" else h.shape[1])
 
 
-def _activation_setup(ctx, inputs, output):
+def _activation_setup(ctx: Any, inputs: Any, output: Any) -> None:
     h, splits, row_scale, *ctx.activation = inputs
     ctx.save_for_backward(*((h, splits, row_scale) if any(ctx.needs_input_grad) else (None,) * 3))
 
 
-def _activation_backward(ctx, da):
+def _activation_backward(ctx: Any, da: Tensor) -> Any:
     need_h, _, need_scale, *_ = ctx.needs_input_grad
     dh, dscale = below.activation_backward(_contiguous(da), *ctx.saved_tensors, *ctx.activation)
     return (dh if need_h else None, None, dscale if need_scale else None, *[None] * 5)
 
 
-def _activation_backward_fake(da, h, splits, row_scale, *activation):
+def _activation_backward_fake(da: Tensor, h: Tensor, splits: Tensor, row_scale: Tensor | None,
+                              *activation: Any) -> Any:
     rows = 0 if row_scale is None else h.shape[0]
     return h.new_empty(h.shape), h.new_empty(rows, dtype=torch.float32)
 
@@ -244,8 +257,8 @@ def _activation_backward_fake(da, h, splits, row_scale, *activation):
 # ---- routing
 
 
-def _router_fake(logits, bias, mask, given_idx, top_k, score, renormalize, scale, groups,
-                 group_top_k):
+def _router_fake(logits: Tensor, bias: Tensor | None, mask: Tensor | None, given_idx: Tensor | None, top_k: int,
+                 score: str, renormalize: Any, scale: Tensor, groups: int, group_top_k: int) -> Any:
     _require(logits.dim() == 2 and logits.dtype == torch.float32, "router",
              f"logits is {logits.dtype}{_shape(logits)}, expected float32 [T, E]")
     tokens, experts = logits.shape
@@ -253,19 +266,19 @@ def _router_fake(logits, bias, mask, given_idx, top_k, score, renormalize, scale
             logits.new_empty(experts, dtype=torch.int64))
 
 
-def _router_setup(ctx, inputs, output):
+def _router_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.constants = inputs[5:8]
     ctx.mark_non_differentiable(output[1], output[2])
     ctx.save_for_backward(inputs[0], output[1])
 
 
-def _router_backward(ctx, dweight, _didx, _dcounts):
+def _router_backward(ctx: Any, dweight: Any, _didx: Any, _dcounts: Any) -> Any:
     logits, idx = ctx.saved_tensors
     dlogits = below.router_backward(logits, idx, _contiguous(dweight), *ctx.constants)
     return dlogits, *[None] * 9
 
 
-def _expert_rows_fake(idx, w, num_experts):
+def _expert_rows_fake(idx: Tensor, w: Tensor, num_experts: int) -> Any:
     tokens, top_k = idx.shape
     rows = tokens * top_k
     return (idx.new_empty(num_experts, dtype=torch.int64), idx.new_empty(rows, dtype=torch.int32),
@@ -273,12 +286,12 @@ def _expert_rows_fake(idx, w, num_experts):
             idx.new_empty(0 if w is None else rows, dtype=torch.float32))
 
 
-def _expert_rows_setup(ctx, inputs, output):
+def _expert_rows_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(*output[:3])
     ctx.save_for_backward(output[2])
 
 
-def _expert_rows_backward(ctx, _splits, _source, _row_tk, dslot_w):
+def _expert_rows_backward(ctx: Any, _splits: Any, _source: Any, _row_tk: Any, dslot_w: Any) -> Any:
     row_tk, = ctx.saved_tensors
     if dslot_w is None or dslot_w.numel() == 0:
         return None, None, None
@@ -289,7 +302,7 @@ def _expert_rows_backward(ctx, _splits, _source, _row_tk, dslot_w):
 # ---- formats
 
 
-def _blocks(n, size):
+def _blocks(n: Any, size: int) -> Any:
     return (n + size - 1) // size
 
 
@@ -298,7 +311,9 @@ _BLOCKS = {"fp8_block_1x128": (1, 128), "fp8_block_128x128": (128, 128), "mxfp8"
            "mxfp8_tile32": (32, 32), "nvfp4": (1, 16), "nvfp4_tile16": (16, 16)}
 
 
-def _quantize_fake(x, rng, splits, amax, format, element, pow2, row_scaled, rht, row, col, tensor_id):
+def _quantize_fake(x: Tensor, rng: Tensor | None, splits: Tensor, amax: Tensor | None, format: str,
+                   element: str, pow2: bool, row_scaled: bool, rht: bool, row: Any, col: Any,
+                   tensor_id: int) -> Any:
     """quantized_sizes of formats/quantized.h."""
     _require(x.dim() == 2, "quantize", f"x is {_shape(x)}, expected [M, K]")
     rows, cols = x.shape
@@ -311,16 +326,16 @@ def _quantize_fake(x, rng, splits, amax, format, element, pow2, row_scaled, rht,
         some = torch.sym_min(splits.shape[0], rows)
         col_rows = 128 * (some + (rows - some) // 128)
 
-    def none():
+    def none() -> Any:
         return x.new_empty(0, dtype=torch.uint8)
 
-    def codes(m, k):
+    def codes(m: Any, k: Any) -> Any:
         return x.new_empty(m, 8 * _blocks(k, 16) if element == "e2m1" else k, dtype=torch.uint8)
 
-    def scales(m, k):
+    def scales(m: Any, k: Any) -> Any:
         return x.new_empty(_blocks(m, high), _blocks(k, wide), dtype=scale)
 
-    def words(dtype):
+    def words(dtype: torch.dtype) -> Any:
         return x.new_empty((rows,) if row_scaled else (2, *groups), dtype=dtype)
 
     row_data = codes(rows, cols) if row or shared else none()
@@ -337,27 +352,31 @@ def _quantize_fake(x, rng, splits, amax, format, element, pow2, row_scaled, rht,
             words(torch.float32), x.new_empty(groups or (1,), dtype=torch.int32))
 
 
-def _compute_amax_fake(x, splits, format, element, pow2, row_scaled, rht):
+def _compute_amax_fake(x: Tensor, splits: Tensor, format: str, element: str, pow2: bool, row_scaled: bool,
+                       rht: bool) -> Any:
     if row_scaled:
         return x.new_empty(x.shape[0], dtype=torch.float32)
     return x.new_empty((2,) if splits is None else (2, splits.shape[0]), dtype=torch.float32)
 
 
-def _dequantize_fake(row_data, row_scales, col_data, col_scales, tensor_scale, format, element, pow2,
-                     row_scaled, rht, rows, cols, direction, undo_rht, bfloat16):
+def _dequantize_fake(row_data: Any, row_scales: Any, col_data: Any, col_scales: Any, tensor_scale: Any,
+                     format: str, element: str, pow2: bool, row_scaled: bool, rht: bool, rows: Tensor,
+                     cols: Any, direction: str, undo_rht: Any, bfloat16: Any) -> Any:
     shape = (rows, cols)
     if direction == "col" and not format.startswith("mxfp8"):
         shape = (cols, 16 * _blocks(rows, 16) if rht and not undo_rht else rows)
     return tensor_scale.new_empty(shape, dtype=torch.bfloat16 if bfloat16 else torch.float32)
 
 
-def _transpose_fake(row_data, row_scales, amax, tensor_scale, format, element, pow2, rows, cols):
+def _transpose_fake(row_data: Tensor, row_scales: Tensor, amax: Tensor, tensor_scale: Tensor, format: str,
+                    element: str, pow2: bool, rows: int, cols: int) -> Any:
     shape = (0,) if format.startswith("mxfp8") else (
         cols, 8 * _blocks(rows, 16) if element == "e2m1" else rows)
     return row_data.new_empty(shape), torch.empty_like(amax), torch.empty_like(tensor_scale)
 
 
-def _convert_scales_fake(scales, tensor_scale, format, element, pow2, rht, rows, cols, direction, layout):
+def _convert_scales_fake(scales: Tensor, tensor_scale: Any, format: str, element: str, pow2: bool, rht: bool,
+                         rows: Tensor, cols: Any, direction: str, layout: str) -> Any:
     size = _BLOCKS[format][1]
     r, c = (rows, _blocks(cols, size)) if direction == "row" else (cols, _blocks(rows, size))
     if layout == "sm100_swizzled":
@@ -370,21 +389,21 @@ def _convert_scales_fake(scales, tensor_scale, format, element, pow2, rht, rows,
 # ---- what is refused
 
 
-def _refuse_gradient(name):
-    def backward(ctx, *grads):
+def _refuse_gradient(name: str) -> Any:
+    def backward(ctx: Any, *grads: Any) -> None:
         raise errors.Unsupported(f"moiety::{name} has no gradient of its own: second derivatives "
                                  "(create_graph=True) are not supported")
     return backward
 
 
-def _refuse_vmap(name):
-    def vmap(info, in_dims, *args):
+def _refuse_vmap(name: str) -> Any:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> None:
         raise errors.Unsupported(f"moiety::{name} does not run under vmap: rows are batched by their "
                                  "first dimension already")
     return vmap
 
 
-_FAKES = {
+_FAKES: dict[str, Any] = {
     "grouped_linear": _linear_fake,
     "grouped_linear_t": _linear_t_fake,
     "grouped_linear_out": lambda x, w, splits, bias, row_scale, out: None,
@@ -411,7 +430,7 @@ _FAKES = {
     "transpose_quantized": _transpose_fake,
     "convert_scales": _convert_scales_fake,
 }
-_GRADIENTS = {
+_GRADIENTS: dict[str, tuple[Any, Any]] = {
     "grouped_linear": (_linear_backward, _linear_setup),
     "grouped_linear_t": (_linear_t_backward, _linear_t_setup),
     "grouped_mlp": (_mlp_backward, _mlp_setup),
@@ -423,36 +442,40 @@ _GRADIENTS = {
 # Operators that write into an argument have no gradient, which torch itself refuses.
 _WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "quantized_linear_wgrad_acc",
             "router_update_bias"}
-_eager = {}  # operator -> its overload, and the autograd.Function that has its gradient
+_eager: dict[Any, tuple[Any, Any]] = {}  # operator -> its overload, and what calls it with its gradient
 
 
-def called(operator, *args):
+def called(operator: Any, *args: Any) -> Any:
     """operator(*args), an operator of torch.ops.moiety. Eagerly it has the same gradient formula in an
     autograd.Function of ours: torch's way to a formula that is registered takes the host three times as
     long."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return operator(*args)
-    overload, function = _eager[operator]
-    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-        return overload(*args) if function is None else function.apply(*args)
+    overload, with_gradient = _eager[operator]
+    if torch.is_grad_enabled():
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.requires_grad:
+                return with_gradient(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return overload(*args)
 
 
-def _function_of(name, overload):
+def _with_gradient(name: str, overload: Any) -> Any:
     backward_of, setup = _GRADIENTS[name]
 
-    def forward(ctx, *args):
+    def forward(ctx: Any, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             output = overload(*args)
         setup(ctx, args, output)
         return output
 
-    return type(f"moiety_{name}", (torch.autograd.Function,),
+    made: Any = type(f"moiety_{name}", (torch.autograd.Function,),
                 {"forward": staticmethod(forward), "backward": staticmethod(backward_of)})
+    # Past Function.apply, which looks for functorch's transforms, as `called` has done, in every argument.
+    return super(torch.autograd.Function, made).apply
 
 
-def register():
+def register() -> None:
     """Registers everything; once in a process."""
     for name, fake in _FAKES.items():
         qualified = f"moiety::{name}"
@@ -466,4 +489,4 @@ def register():
             torch.library.register_vmap(qualified, _refuse_vmap(name))
         operator = getattr(torch.ops.moiety, name)
         _eager[operator] = operator.default, (
-            _function_of(name, operator.default) if name in _GRADIENTS else None)
+            _with_gradient(name, operator.default) if name in _GRADIENTS else operator.default)

@@ -1,13 +1,15 @@
 """States of optimizers between stacked experts (weight [E, N, C]) and one tensor for each expert
 (weight0, weight1, ...). Modules convert their own parameters when they load (moiety.nn)."""
 
+from typing import Any
+
 import torch
 
 from . import _lib, errors
 from .nn import GroupedLinear
 
 
-def remap_optimizer(state, model, form="packed", names=None):
+def remap_optimizer(state: Any, model: torch.nn.Module, form: str = "packed", names: Any = None) -> Any:
     """The state_dict of an optimizer, for parameters of the other form; `state` is not changed.
 
     form: "packed" (one parameter of all experts) or "indexed". Parameters are named by strings, as
@@ -44,7 +46,7 @@ def remap_optimizer(state, model, form="packed", names=None):
     return {**state, "state": states, "param_groups": groups}
 
 
-def _saved_names(model, linears, form):
+def _saved_names(model: torch.nn.Module, linears: Any, form: str) -> Any:
     """The names of the model's parameters in the form that is not asked for."""
     out = []
     for name, _ in model.named_parameters():
@@ -62,7 +64,7 @@ def _saved_names(model, linears, form):
     return out
 
 
-def _remap(states, groups, stacked, path, linear, form):
+def _remap(states: Any, groups: Any, stacked: str, path: str, linear: Any, form: str) -> None:
     """Moves the states of one stack, or of its experts, and their places in the groups."""
     experts = [f"{stacked}{e}" for e in range(linear.num_groups)]
     listed = {key for group in groups for key in group["params"]}
@@ -99,15 +101,15 @@ def _remap(states, groups, stacked, path, linear, form):
                           for key, value in old[0].items()}
 
 
-def _per_expert(value, linear):
+def _per_expert(value: Any, linear: Any) -> Any:
     return isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == linear.num_groups
 
 
-def _copied(value):
+def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _joined(stacked, key, values):
+def _joined(stacked: str, key: str, values: list[Any]) -> Any:
     if isinstance(values[0], torch.Tensor) and values[0].dim() > 0:
         return torch.stack(values)
     if any(value != values[0] for value in values):

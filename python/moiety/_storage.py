@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 import torch
 
@@ -14,17 +15,18 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class _Part:
     """A parameter or a buffer: a box of a logical tensor, whose rows may be woven in memory."""
 
-    def __init__(self, value, tensor, shape, start=None, interleave=0, row_dim=0):
+    def __init__(self, value: Any, tensor: str, shape: Any, start: tuple[int, ...] | None = None, interleave: int = 0,
+                 row_dim: int = 0) -> None:
         self.value, self.tensor, self.shape = value, tensor, tuple(shape)
-        self.start = start or (0,) * len(self.shape)
+        self.start: tuple[int, ...] = start or (0,) * len(self.shape)
         self.interleave, self.row_dim = interleave, row_dim
 
-    def piece(self, slot, staged):
+    def piece(self, slot: Any, staged: Any) -> Any:
         lead = len(self.shape) - staged.dim()
         return checkpoint.piece(self.tensor, slot, self.shape, staged.data_ptr(), self.start,
                                 (1,) * lead + tuple(staged.shape))
 
-    def plain(self, value):
+    def plain(self, value: Any) -> Any:
         """A value like the parameter as a file has it: float32 on the CPU, halves one behind the other."""
         value = value.detach()
         if self.interleave:
@@ -32,7 +34,7 @@ class _Part:
             value = value.unflatten(d, (-1, 2, self.interleave)).transpose(d, d + 1).flatten(d, d + 2)
         return value.to("cpu", torch.float32).contiguous()
 
-    def put(self, value, staged):
+    def put(self, value: Any, staged: Any) -> None:
         """Copies what a file has into a value like the parameter."""
         if self.interleave:
             d = self.row_dim
@@ -41,7 +43,7 @@ class _Part:
             value.copy_(staged)
 
 
-def _parts(model):
+def _parts(model: torch.nn.Module) -> Any:
     """The parts of all parameters and of the buffers that are saved. A parameter that is there twice
     counts once."""
     woven = {id(m.fc1): m.glu_interleave for m in model.modules() if isinstance(m, GroupedMLP)}
@@ -72,7 +74,7 @@ def _parts(model):
     return parts
 
 
-def _router_biases(parts):
+def _router_biases(parts: Any) -> Any:
     """Zeros for the biases that routers of checkpoints always have, where the model's have none."""
     names = {p.tensor for p in parts}
     return [_Part(torch.zeros(p.shape[0], device="cpu"), p.tensor[:-len("weight")] + "bias", (p.shape[0],))
@@ -80,11 +82,11 @@ def _router_biases(parts):
             and p.tensor[:-len("weight")] + "bias" not in names]
 
 
-def _optimized(optimizer):
+def _optimized(optimizer: Any) -> Any:
     return set() if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def _state_of(optimizer, p):
+def _state_of(optimizer: Any, p: Any) -> Any:
     """The state of a parameter, made if it is not there, with torch's keys."""
     if hasattr(optimizer, "_state_of"):
         return optimizer._state_of(p)
@@ -98,7 +100,7 @@ def _state_of(optimizer, p):
     return state
 
 
-def _slots(part, optimizer, owned):
+def _slots(part: Any, optimizer: Any, owned: Any) -> Any:
     """{slot: tensor} of a part: the master, else the value itself; moments, if it is optimized."""
     if id(part.value) not in owned:
         return {"weight": part.value}
@@ -107,7 +109,7 @@ def _slots(part, optimizer, owned):
 
 
 @torch.no_grad()
-def _read(parts, slots_of, function, path, absent=(), **request):
+def _read(parts: Any, slots_of: Any, function: Any, path: Any, absent: Any = (), **request: Any) -> Any:
     """Fills the tensors of all slots; nothing is changed if that fails. What is absent must be zero."""
     staged = []
     for part in (*parts, *absent):
@@ -124,7 +126,7 @@ def _read(parts, slots_of, function, path, absent=(), **request):
     return answer
 
 
-def load(path, model, optimizer=None):
+def load(path: Any, model: torch.nn.Module, optimizer: Any = None) -> Any:
     """Fills model and optimizer (AdamW of moiety.optim or of torch) from a checkpoint, or from the
     newest one of a run directory; returns {"step", "tokens", "adam_t", "seed", "config", "state"}, the
     last two as texts of JSON. Without an optimizer its moments are passed by. bfloat16 parameters are
@@ -142,9 +144,10 @@ def load(path, model, optimizer=None):
     return run
 
 
-def save(path, model, optimizer=None, step=None, *, run=None):
+def save(path: Any, model: torch.nn.Module, optimizer: Any = None, step: Any = None, *, run: Any = None) -> Any:
     """Writes the checkpoint step-<step> into the directory `path`, a run's checkpoints/, and returns its
-    path. step: the optimizer's, unless given; skipped updates make it larger. run: what `load` returned, whose tokens, seed, configuration and position in the data are kept.
+    path. step: the optimizer's, unless given; skipped updates make it larger. run: what `load` returned, whose
+    tokens, seed, configuration and position in the data are kept.
     A checkpoint of the same step is replaced."""
     parts, owned = _parts(model), _optimized(optimizer)
     steps = {float(_state_of(optimizer, p.value)["step"]) for p in parts if id(p.value) in owned}
@@ -164,7 +167,7 @@ def save(path, model, optimizer=None, step=None, *, run=None):
                             pieces=[part.piece(slot, s) for part, slot, s in staged])["path"]
 
 
-def load_hf(path, model):
+def load_hf(path: Any, model: torch.nn.Module) -> Any:
     """Fills a model from a Hugging Face folder of the Qwen3-MoE or Mixtral family (or of a dense one:
     docs/hugging-face.md); returns the text of its config.json. Experts may be stacked or one by one."""
     found = checkpoint.asked("moiety_folder_describe", path=str(path))
@@ -183,7 +186,8 @@ def load_hf(path, model):
     return found["config"]
 
 
-def save_hf(path, model, config, *, dtype=torch.bfloat16, stacked=False, replace=False):
+def save_hf(path: Any, model: torch.nn.Module, config: Any, *, dtype: torch.dtype = torch.bfloat16,
+            stacked: bool = False, replace: bool = False) -> Any:
     """Writes a model's weights as a new Hugging Face folder that transformers loads, and returns
     {"family", "keys", "files", "bytes"}.
 

@@ -3,8 +3,10 @@
 import ctypes
 import json
 import weakref
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import _lib, errors
 
@@ -13,7 +15,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int32: "in
           torch.float4_e2m1fn_x2: "uint8"}
 
 
-def tensor(x):
+def tensor(x: Tensor | None) -> Any:
     """How a request names a tensor without gaps; None: it is absent."""
     if x is None:
         return None
@@ -26,7 +28,7 @@ def tensor(x):
 class Table:
     """A table that `create` of the C API makes of a request; its tensors must outlive it."""
 
-    def __init__(self, create, device, **request):
+    def __init__(self, create: str, device: torch.device, **request: Any) -> None:
         self._device = device
         on_gpu = device.type == "cuda"
         if on_gpu and device.index is None:
@@ -43,7 +45,7 @@ class Table:
         self._handle = handle.value
         weakref.finalize(self, library.moiety_release, ctypes.c_int64(self._handle))
 
-    def call(self, name, address):
+    def call(self, name: str, address: int) -> None:
         """Runs a step of the table on torch's current stream of its device."""
         stream = None
         if self._device.type == "cuda":

@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 
-def warmup(model, *example, **named):
+def warmup(model: torch.nn.Module, *example: Any, **named: Any) -> Any:
     """Runs model(*example, **named) forward, and backward where gradients are enabled, on a stream of its
     own: a capture of the same shapes then meets nothing that still has to be made or compiled.
 
@@ -28,7 +30,7 @@ def warmup(model, *example, **named):
         torch.cuda.current_stream().wait_stream(side)
 
 
-def _step(model, example, named):
+def _step(model: torch.nn.Module, example: Any, named: Any) -> None:
     results = [t for t in pytree.tree_leaves(model(*example, **named))
                if isinstance(t, torch.Tensor) and t.requires_grad]
     if results:
@@ -36,7 +38,7 @@ def _step(model, example, named):
 
 
 @contextlib.contextmanager
-def _kept(model):
+def _kept(model: torch.nn.Module) -> Iterator[Any]:
     """Everything that a step changes is restored at the end."""
     from .nn import GroupedLinear
 

@@ -4,6 +4,7 @@ import datetime
 import json
 import pathlib
 import re
+from typing import Any
 
 from .prepare_errors import DataError, UsageError
 from .inputs import BadDocument, check_text
@@ -13,7 +14,7 @@ BEGIN, END = "\U0010fffe", "\U0010ffff"
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def keys_of(names):
+def keys_of(names: Any) -> Any:
     """The values of a record that make a conversation."""
     if "prompt" in names and "completion" in names:
         return ["prompt", "completion"]
@@ -22,7 +23,7 @@ def keys_of(names):
     raise BadDocument("no key 'messages', and not both 'prompt' and 'completion'")
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """A parsed value in which objects are dicts."""
     if isinstance(value, list):
         if hasattr(value, "value"):
@@ -31,7 +32,7 @@ def _plain(value):
     return value
 
 
-def messages_of(record):
+def messages_of(record: Any) -> Any:
     if isinstance(record, BadDocument):
         raise record
     if "prompt" in record:
@@ -49,7 +50,7 @@ def messages_of(record):
     return [{k: v for k, v in message.items() if v is not None} for message in messages]
 
 
-def _template_text(tokenizer, given):
+def _template_text(tokenizer: Any, given: Any) -> Any:
     if given:
         try:
             return pathlib.Path(given).read_text(encoding="utf-8")
@@ -68,7 +69,7 @@ def _template_text(tokenizer, given):
     return found
 
 
-def _environment():
+def _environment() -> Any:
     try:
         import jinja2
         from jinja2 import ext, nodes, sandbox
@@ -80,15 +81,15 @@ def _environment():
 
         tags = {"generation"}
 
-        def parse(self, parser):
+        def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
-        def _mark(self, caller):
+        def _mark(self, caller: Any) -> Any:
             return BEGIN + caller() + END
 
-    def raise_exception(message):
+    def raise_exception(message: Any) -> None:
         raise jinja2.TemplateError(message)
 
     # As transformers' apply_chat_template has it.
@@ -104,7 +105,7 @@ def _environment():
 
 
 class Renderer:
-    def __init__(self, tokenizer, template):
+    def __init__(self, tokenizer: Any, template: Any) -> None:
         environment, self.error = _environment()
         text = _template_text(tokenizer, template)
         try:
@@ -116,7 +117,7 @@ class Renderer:
         self.special = tokenizer.special_ids()
         self.marks = re.search(r"{%[-+]?\s*generation\b", text) is not None
 
-    def _render(self, messages, prompts=False):
+    def _render(self, messages: Any, prompts: bool = False) -> Any:
         try:
             return self.template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=prompts, **self.words
@@ -124,7 +125,7 @@ class Renderer:
         except (self.error, TypeError, ValueError) as e:
             raise BadDocument(f"the chat template: {e}") from None
 
-    def text_and_spans(self, messages):
+    def text_and_spans(self, messages: Any) -> Any:
         """The text of a conversation, and where in it the assistant speaks."""
         if any(BEGIN in m["content"] or END in m["content"] for m in messages):
             raise BadDocument("a message holds U+10FFFE or U+10FFFF")
@@ -145,7 +146,7 @@ class Renderer:
         return whole, spans
 
     @staticmethod
-    def _marked(whole):
+    def _marked(whole: Any) -> Any:
         text, spans = "", []
         for i, part in enumerate(whole.replace(END, BEGIN).split(BEGIN)):
             if i % 2:
@@ -153,7 +154,7 @@ class Renderer:
             text += part
         return text, spans
 
-    def targets(self, encoding, text, spans):
+    def targets(self, encoding: Any, text: str, spans: Any) -> Any:
         """Of each id whether it is a target, and the bytes of text that the assistant says. What
         the template writes behind the token that ends a message has no loss."""
         targets, said = [0] * len(encoding.ids), 0

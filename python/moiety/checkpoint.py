@@ -14,8 +14,14 @@ anything is changed. One process; the trainer reads what is saved here under any
 
 import importlib
 import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from . import _lib, errors
+
+if TYPE_CHECKING:
+    from ._remap import remap_optimizer
+    from ._storage import load, load_hf, save, save_hf
 
 __all__ = ["describe", "load", "load_hf", "read", "remap_optimizer", "save", "save_hf"]
 
@@ -23,18 +29,19 @@ _WITH_TORCH = {"load": "_storage", "load_hf": "_storage", "remap_optimizer": "_r
                "save_hf": "_storage"}
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _WITH_TORCH:
         return getattr(importlib.import_module(f"moiety.{_WITH_TORCH[name]}"), name)
     raise AttributeError(f"module 'moiety.checkpoint' has no attribute '{name}'")
 
 
-def asked(function, **request):
+def asked(function: Any, **request: Any) -> Any:
     """The answer of a function of the C interface to a request."""
     return _lib.call_json(function, json.dumps(request).encode())
 
 
-def piece(tensor, slot, shape, data, start=None, size=None):
+def piece(tensor: str, slot: str, shape: Iterable[int], data: int, start: Iterable[int] | None = None,
+          size: Iterable[int] | None = None) -> dict[str, Any]:
     """How a request names float32 memory of a logical tensor."""
     shape = list(shape)
     return {"tensor": tensor, "slot": slot, "shape": shape, "data": data,
@@ -42,13 +49,13 @@ def piece(tensor, slot, shape, data, start=None, size=None):
             "size": shape if size is None else list(size)}
 
 
-def describe(path):
+def describe(path: Any) -> Any:
     """{"path", "step", "tokens", "adam_t", "seed", "config", "state", "tensors": {name: {"shape",
     "slots": {slot: dtype}}}} of a checkpoint, or of a run directory: its newest one."""
     return asked("moiety_checkpoint_describe", path=str(path))
 
 
-def read(path):
+def read(path: Any) -> Any:
     """{name: float32 numpy array}, the weights of a checkpoint; checksums and digests are compared."""
     import numpy
 

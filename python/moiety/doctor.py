@@ -6,11 +6,12 @@ Exits with 1 if the library or the operators cannot be used.
 import argparse
 import json
 import sys
+from typing import Any
 
 from . import _lib
 
 
-def facts():
+def facts() -> Any:
     """build_info, and the checks of `moiety doctor` under "checks"."""
     found = _lib.build_info()
     if "error" not in found:
@@ -23,7 +24,7 @@ def facts():
     return found
 
 
-def main(arguments=None):
+def main(arguments: Any = None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m moiety.doctor", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
     wanted = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ threads it arrives as RuntimeError with the same text.
 """
 
 import re
+from typing import Any
 
 
 class Error(RuntimeError):
@@ -54,12 +55,12 @@ _CLASSES = {
 _PREFIX = re.compile(r"moiety\[(\w+)\] (.*)", re.S)
 
 
-def of_kind(kind, text):
+def of_kind(kind: str, text: str) -> Error:
     """The error of a kind by its name, "InvalidArgument"."""
     return _CLASSES.get(kind, Error)(text)
 
 
-def from_text(text):
+def from_text(text: str) -> Error | None:
     """The error that a text of the core stands for, or None."""
     found = _PREFIX.search(text)
     if not found:
@@ -68,15 +69,17 @@ def from_text(text):
     return of_kind(found.group(1), found.group(2).split("\nException raised from", 1)[0].rstrip())
 
 
+def translation(error: Any) -> Any:
+    """The error that a RuntimeError of torch stands for: of a class of ours, or itself."""
+    return error if isinstance(error, Error) else from_text(str(error)) or error
+
+
 class translated:
     """with translated(): errors of operators leave as their classes."""
 
-    def __enter__(self):
+    def __enter__(self) -> "translated":
         return self
 
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, RuntimeError) and not isinstance(error, Error):
-            ours = from_text(str(error))
-            if ours is not None:
-                raise ours from None
-        return False
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and (ours := translation(error)) is not error:
+            raise ours from None

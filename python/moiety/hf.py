@@ -15,15 +15,17 @@ are read in place, frozen or not. Which way a layer goes, `path(module)` says:
 
 import functools
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import _lib, errors, ops
+from . import _blocks, _lib, errors, ops
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def path(module):
+def path(module: Any) -> tuple[str | None, str | None]:
     """("grouped_mlp" | "linears", None), or (None, why the layer cannot be run)."""
     first = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
     second = getattr(module, "down_proj", None)
@@ -42,14 +44,14 @@ def path(module):
     return ("grouped_mlp" if fused else "linears"), None
 
 
-@torch.compiler.assume_constant_result
-def _device_fault(kind, index):
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _device_fault(kind: str, index: int | None) -> str | None:
     """Why this build cannot compute on a device, or None."""
     return None if kind == "cpu" else _found_device_fault(kind, index)
 
 
 @functools.cache
-def _found_device_fault(kind, index):
+def _found_device_fault(kind: str, index: int | None) -> str | None:
     if kind != "cuda":
         return "Moiety computes on CPUs and on GPUs of NVIDIA"
     if not _lib.call_json("moiety_build_info")["cuda"]:
@@ -60,20 +62,19 @@ def _found_device_fault(kind, index):
     return None
 
 
-def _has_norm(module):
+def _has_norm(module: Any) -> Any:
     return getattr(module, "has_post_expert_norm", False)  # 5.17 does not have it
 
 
-def _is_swiglu(module):
+def _is_swiglu(module: Any) -> Any:
     from transformers.integrations import moe
 
     if getattr(type(module), "_apply_gate", None) is not moe._default_apply_gate:
         return False
-    act = getattr(module, "act_fn", None)
-    return act is torch.nn.functional.silu or type(act).__name__ in ("SiLU", "SiLUActivation")
+    return _blocks.is_silu(getattr(module, "act_fn", None))
 
 
-def experts_forward(module, hidden_states, top_k_index, top_k_weights):
+def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """The experts of one layer: hidden [T, D], idx [T, K] (idx >= E is masked), weights [T, K]."""
     which, why = path(module)
     if which is None:
@@ -91,7 +92,7 @@ def experts_forward(module, hidden_states, top_k_index, top_k_weights):
     return y.to(hidden_states.dtype)
 
 
-def _linears(module, x, splits, source, row_tk, slot_w):
+def _linears(module: Any, x: Tensor, splits: Tensor, source: Tensor, row_tk: Tensor, slot_w: Tensor) -> Any:
     first = module.gate_up_proj if module.has_gate else module.up_proj
     # Rows behind the last expert's, which masked pairs leave, read some row and come out as zeros.
     rows = x[source.clamp(min=0).long()]
@@ -106,7 +107,7 @@ def _linears(module, x, splits, source, row_tk, slot_w):
     return torch.where(live, picked, picked.new_zeros(())).sum(1)
 
 
-def _linear(module, x, w, bias_name, splits):
+def _linear(module: Any, x: Tensor, w: Tensor, bias_name: Any, splits: Tensor) -> Any:
     y = ops.grouped_linear_t(x, w, splits) if module.is_transposed else ops.grouped_linear(x, w, splits)
     if not module.has_bias:
         return y
@@ -116,7 +117,7 @@ def _linear(module, x, w, bias_name, splits):
     return y + bias[torch.searchsorted(ends, row, right=True).clamp(max=bias.shape[0] - 1)]
 
 
-def register(name="moiety", *, ep=None, strict=False):
+def register(name: str = "moiety", *, ep: None = None, strict: bool = False) -> None:
     """Adds the implementation `name` to transformers (5 or newer). Calling it again is legal.
 
     A layer that cannot be run goes to transformers' "grouped_mm", with one warning that names its
@@ -129,10 +130,11 @@ def register(name="moiety", *, ep=None, strict=False):
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise ImportError("moiety.hf.register needs transformers 5 or newer, with its experts "
-                          f"interface: pip install 'transformers>=5' ({error})") from None
+                          "interface: pip install 'transformers>=5'; in transformers 4 "
+                          f"moiety.nn.replace_moe(model) replaces a model's blocks ({error})") from None
     warned = set()
 
-    def forward(module, hidden_states, top_k_index, top_k_weights):
+    def forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
         why = None if strict else path(module)[1]
         if why is None:
             return experts_forward(module, hidden_states, top_k_index, top_k_weights)

@@ -5,6 +5,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from .prepare_errors import DataError, UsageError
 
@@ -15,7 +17,7 @@ class BadDocument(Exception):
     """A document that --skip-bad leaves out."""
 
 
-def list_inputs(inputs):
+def list_inputs(inputs: Any) -> Any:
     """The files, in order, without repetitions, and how many of these there were."""
     files, seen, repeated = [], set(), 0
     for given in inputs:
@@ -30,7 +32,7 @@ def list_inputs(inputs):
     return files, repeated
 
 
-def _below(directory):
+def _below(directory: Any) -> Any:
     files = []
     for folder, folders, names in os.walk(directory):
         folders[:] = [f for f in folders if not f.startswith(".")]
@@ -40,8 +42,8 @@ def _below(directory):
     return sorted(files, key=os.fsencode)
 
 
-def _open(path):
-    file = sys.stdin.buffer if path == "-" else open(path, "rb")
+def _open(path: Any) -> Any:
+    file: Any = sys.stdin.buffer if path == "-" else open(path, "rb")
     head = file.peek(4)[:4]
     if head[:2] == b"\x1f\x8b":
         return gzip.open(file, "rb")
@@ -50,7 +52,7 @@ def _open(path):
     return file
 
 
-def _open_zstd(file, path):
+def _open_zstd(file: Any, path: Any) -> Any:
     try:
         from compression import zstd  # Python 3.14
 
@@ -64,7 +66,7 @@ def _open_zstd(file, path):
     return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
 
 
-def _pieces(file, separator):
+def _pieces(file: Any, separator: Any) -> Iterator[Any]:
     """What stands between the separators; without one, the whole file. Nothing behind the last."""
     if not separator:
         whole = file.read()
@@ -79,21 +81,21 @@ def _pieces(file, separator):
         yield rest
 
 
-def _refuse_constant(word):
+def _refuse_constant(word: Any) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def _number(word):
+def _number(word: Any) -> Any:
     value = float(word)
     if math.isinf(value):
         raise ValueError("a number is beyond double")
     return value
 
 
-class _Object(list):
+class _Object(list[Any]):
     """The pairs of a JSON object, in which a key may stand several times."""
 
-    def value(self, key):
+    def value(self, key: Any) -> Any:
         values = [v for k, v in self if k == key]
         if not values:
             raise BadDocument(f"no key '{key}'")
@@ -102,7 +104,7 @@ class _Object(list):
         return values[0]
 
 
-def parse_object(line):
+def parse_object(line: Any) -> Any:
     """The pairs of the object on a line."""
     try:
         text = line.decode().removeprefix("\ufeff")
@@ -117,7 +119,7 @@ def parse_object(line):
     return value
 
 
-def check_text(value, key):
+def check_text(value: Any, key: Any) -> Any:
     """The value, if it is a text that UTF-8 can spell."""
     if not isinstance(value, str):
         raise BadDocument(f"'{key}' is a {type(value).__name__}, not a string")
@@ -128,11 +130,11 @@ def check_text(value, key):
     return value
 
 
-def is_parquet(path, form):
+def is_parquet(path: Any, form: str) -> Any:
     return form == "parquet" or (form == "auto" and path.endswith(".parquet"))
 
 
-def _is_jsonl(path, form):
+def _is_jsonl(path: Any, form: str) -> Any:
     if form != "auto":
         return form == "jsonl"
     for packed in (".gz", ".dz", ".zst"):
@@ -140,7 +142,7 @@ def _is_jsonl(path, form):
     return path.endswith(".jsonl")
 
 
-def records(path, form, keys, separator):
+def records(path: Any, form: str, keys: Any, separator: Any) -> Iterator[Any]:
     """Of each document its place, and its text, a dict of the wanted values, or a BadDocument. `keys`
     gives the wanted names of those that are there, or raises a BadDocument."""
     if is_parquet(path, form):
@@ -157,14 +159,14 @@ def records(path, form, keys, separator):
         raise DataError(f"{path}: {e}") from None
 
 
-def _decoded(piece):
+def _decoded(piece: Any) -> Any:
     try:
         return piece.decode()
     except UnicodeDecodeError as e:
         return BadDocument(f"not UTF-8: {e}")
 
 
-def _lines(file, path, keys):
+def _lines(file: Any, path: Any, keys: Any) -> Iterator[Any]:
     for i, line in enumerate(_pieces(file, b"\n")):
         if not line.strip(b" \t\r"):
             continue
@@ -176,7 +178,7 @@ def _lines(file, path, keys):
             yield place, e
 
 
-def _table(path, keys):
+def _table(path: Any, keys: Any) -> Iterator[Any]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -200,7 +202,7 @@ def _table(path, keys):
         raise DataError(f"{path}: {e}") from None
 
 
-def text_of(record, keys):
+def text_of(record: Any, keys: Any) -> Any:
     """The text of a record; of several keys, the texts below each other."""
     if isinstance(record, BadDocument):
         raise record

@@ -8,18 +8,23 @@ import dataclasses
 import math
 import typing
 import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 import torch.nn.functional as F
 from torch.optim.optimizer import (register_optimizer_step_post_hook,
                                    register_optimizer_step_pre_hook)
 
-from . import _experts, errors, ops
+from . import _blocks, _experts, errors, ops
+from ._blocks import replace_moe
+from ._experts import refresh
 from ._register import below
 from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
-           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "warmup"]
+           "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "refresh", "replace_moe", "warmup"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,34 +37,34 @@ class Activation:
     offset: float
 
     @property
-    def gated(self):
+    def gated(self) -> bool:
         return self.kind == "glu"
 
 
-def Swiglu():
+def Swiglu() -> Activation:
     """silu(gate) * up."""
     return Activation("glu", 1.0, math.inf, 0.0)
 
 
-def ClampedSwiglu(limit):
+def ClampedSwiglu(limit: float) -> Activation:
     """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
     return Activation("glu", 1.0, limit, 0.0)
 
 
-def QGeglu(alpha, limit, offset):
+def QGeglu(alpha: float, limit: float, offset: float) -> Activation:
     """gate * sigmoid(alpha * gate) * (up + offset), clamped as above; GPT-OSS: (1.702, 7, 1)."""
     return Activation("glu", alpha, limit, offset)
 
 
-def SquaredRelu():
+def SquaredRelu() -> Activation:
     """relu(x)^2; FC1 has F rows, not 2F."""
     return Activation("relu2", 1.0, math.inf, 0.0)
 
 
-_delayed = weakref.WeakSet()  # modules whose weight gradients may be pending
+_delayed: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose weight gradients may be pending
 
 
-def _refuse_pending(optimizer, args, kwargs):
+def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for module in _delayed:
         if module.pending_dw and any(id(w) in owned for w in module.experts_of("weight")):
@@ -68,17 +73,17 @@ def _refuse_pending(optimizer, args, kwargs):
                 "pending; call backward_dw() first")
 
 
-def _check_choice(name, value, known):
+def _check_choice(name: str, value: Any, known: Any) -> None:
     if value not in known:
         raise errors.InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(known)}")
 
 
 RECIPES = ("bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4")
-_rounding = weakref.WeakSet()  # modules that round gradients stochastically
+_rounding: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that round gradients stochastically
 
 
 @torch.no_grad()
-def _next_draw(optimizer, args, kwargs):
+def _next_draw(optimizer: Any, args: Any, kwargs: Any) -> None:
     for module in _rounding:
         module.rng[1] += 1
 
@@ -87,14 +92,15 @@ class _ManagedLinear(torch.autograd.Function):
     """grouped_linear whose weight gradient is a job of its module."""
 
     @staticmethod
-    def forward(ctx, module, x, weight, splits, bias, row_scale, overwrite):
+    def forward(ctx: Any, module: Any, x: Tensor, weight: Tensor, splits: Tensor, bias: Tensor | None,
+                row_scale: Tensor | None, overwrite: bool) -> Any:
         ctx.module, ctx.overwrite = module, overwrite
         ctx.save_for_backward(x, weight, splits, bias, row_scale)
         return module._product(x, weight.detach(), splits, bias, row_scale, None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, splits, bias, row_scale = ctx.saved_tensors
         dx = dbias = dscale = None
         dy = dy.contiguous()
@@ -112,7 +118,9 @@ class _ManagedMlp(torch.autograd.Function):
     """grouped_mlp whose weight gradients are jobs of its linears."""
 
     @staticmethod
-    def forward(ctx, module, x, w1, w2, splits, row_scale, source, row_tk, b1, b2):
+    def forward(ctx: Any, module: Any, x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, row_scale: Tensor | None,
+                source: Tensor | None, row_tk: Tensor | None, b1: Tensor | None,
+                b2: Tensor | None) -> Any:
         y, h = below.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
                                  *module._constants(), None, None)
         ctx.module = module
@@ -121,7 +129,7 @@ class _ManagedMlp(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()  # as in _register
         _, need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2 = ctx.needs_input_grad
@@ -161,9 +169,13 @@ class GroupedLinear(torch.nn.Module):
     weights do not run under torch.compile.
     """
 
-    def __init__(self, num_groups, in_features, out_features, *, bias=False, params="grouped",
-                 bias_params="grouped", recipe="bf16", device=None, dtype=None, grad="grad",
-                 delay_wgrad=False):
+    weight: Tensor
+    rng: Any
+
+    def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = False,
+                 params: str = "grouped", bias_params: str = "grouped", recipe: str = "bf16",
+                 device: Any = None, dtype: torch.dtype | None = None, grad: str = "grad",
+                 delay_wgrad: bool = False) -> None:
         super().__init__()
         _check_choice("GroupedLinear: recipe", recipe, RECIPES)
         _check_choice("GroupedLinear: grad", grad, ("grad", "main_grad"))
@@ -182,16 +194,16 @@ class GroupedLinear(torch.nn.Module):
             if not _rounding:
                 register_optimizer_step_post_hook(_next_draw)
             _rounding.add(self)
-        self._jobs = collections.deque()
-        self._ready_hooks = collections.OrderedDict()
+        self._jobs: collections.deque[Any] = collections.deque()
+        self._ready_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
         if delay_wgrad:
             if not _delayed:
                 register_optimizer_step_pre_hook(_refuse_pending)
             _delayed.add(self)
-        self.register_load_state_dict_pre_hook(_experts.load_other_form)
+        self.register_load_state_dict_pre_hook(_experts.load_other_form)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
-    def _register(self, name, form, shape, **kind):
+    def _register(self, name: str, form: str, shape: Any, **kind: Any) -> None:
         if form == "grouped" or shape is None:
             self.register_parameter(name, None if shape is None else torch.nn.Parameter(
                 torch.empty(self.num_groups, *shape, **kind)))
@@ -202,7 +214,7 @@ class GroupedLinear(torch.nn.Module):
         for e, part in enumerate(torch.empty(self.num_groups, *shape, **kind)):
             self.register_parameter(f"{name}{e}", torch.nn.Parameter(part))
 
-    def experts_of(self, name):
+    def experts_of(self, name: str) -> Any:
         """The parameters of "weight" or "bias" as a list, of one stack or of each expert; None: absent."""
         if self._parameters.get(name) is not None:
             return [self._parameters[name]]
@@ -210,79 +222,81 @@ class GroupedLinear(torch.nn.Module):
             return None
         return [self._parameters[f"{name}{e}"] for e in range(self.num_groups)]
 
-    def stacked(self, name):
+    def stacked(self, name: str) -> Any:
         """"weight" [E, N, C] or "bias" [E, N] with its gradient, in either form; None: absent."""
         if name in self._parameters:
             return self._parameters[name]
         whole = _experts.joined(self.experts_of(name))
         return whole.contiguous() if name == "bias" else whole
 
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._lay_evenly()
         return self
 
-    def __setstate__(self, state):  # a copy
-        super().__setstate__(state)
+    def __setstate__(self, state: Any) -> None:  # a copy
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lay_evenly()
         if self.delay_wgrad:
             _delayed.add(self)
         if self.rng is not None:
             _rounding.add(self)
 
-    def _lay_evenly(self):
-        for name, form in self.forms.items():
-            if form == "indexed":
-                _experts.lay_evenly(self.experts_of(name))
+    def _lay_evenly(self) -> int:
+        return sum(_experts.lay_evenly(self.experts_of(name)) for name, form in self.forms.items()
+                   if form == "indexed")
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """As torch.nn.Linear, for every group."""
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
         for parameter in self.parameters(recurse=False):
             if not parameter.is_meta:
                 torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (f"{self.num_groups}, {self.in_features}, {self.out_features}, "
                 f"bias={self.experts_of('bias') is not None}, params={self.forms['weight']!r}, "
                 f"grad={self.grad_target!r}")
 
-    def forward(self, x, splits, *, row_scale=None):
+    def forward(self, x: Tensor, splits: Tensor | Sequence[int], *, row_scale: Tensor | None = None) -> Tensor:
         """x [..., C] as rows; returns [..., N]. splits [E]: a tensor, or a list of ints."""
         return self._forward(x, splits, self.stacked("bias"), row_scale)
 
-    def _forward(self, x, splits, bias, row_scale, overwrite=False):
+    def _forward(self, x: Tensor, splits: Tensor | Sequence[int], bias: Tensor | None, row_scale: Tensor | None,
+                 overwrite: bool = False) -> Any:
         weight = self.stacked("weight")
         rows = _rows(x, weight)
         splits = _splits(splits, rows)
         if overwrite or self._managed():
-            y = _ManagedLinear.apply(self, rows, weight, splits, bias, row_scale, overwrite)
+            y = _ManagedLinear.apply(  # type: ignore[no-untyped-call]
+                self, rows, weight, splits, bias, row_scale, overwrite)
         else:
             y = self._product(rows, weight, splits, bias, row_scale, self._main_grad())
         return y if x.dim() == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
-    def _product(self, x, weight, splits, bias, row_scale, main_grad):
+    def _product(self, x: Tensor, weight: Tensor, splits: Tensor, bias: Tensor | None, row_scale: Tensor | None,
+                 main_grad: Tensor | None) -> Tensor:
         if self.recipe == "bf16":
             return ops.grouped_linear(x, weight, splits, bias, row_scale, main_grad)
         return ops.quantized_linear(x, weight, splits, self.recipe, bias=bias, row_scale=row_scale,
                                     main_grad=main_grad, rng=self.rng)
 
-    def _dgrad(self, dy, weight, splits):
+    def _dgrad(self, dy: Tensor, weight: Tensor, splits: Tensor | Sequence[int]) -> Any:
         if self.recipe == "bf16":
             return below.grouped_linear_dgrad(dy, weight, splits)
         return below.quantized_linear_dgrad(dy, weight, splits, self.rng, self.recipe)
 
-    def main_grads(self):
+    def main_grads(self) -> list[Tensor]:
         """The buffers that the weight's gradient is added to, as experts_of("weight") has weights; an
         error that says what is wrong."""
         return [_main_grad_of(weight) for weight in self.experts_of("weight")]
 
     @property
-    def pending_dw(self):
+    def pending_dw(self) -> int:
         """Weight gradients that wait for backward_dw()."""
         return len(self._jobs)
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """Computes the weight gradient of the oldest backward that is pending, and adds it. Without
         delay_wgrad nothing is to be done."""
         if not self.delay_wgrad:
@@ -291,23 +305,25 @@ class GroupedLinear(torch.nn.Module):
             raise errors.InvalidArgument(f"backward_dw: no weight gradient is pending in {self}")
         self._run_job(*self._jobs.popleft())
 
-    def on_grad_ready(self, fn):
+    def on_grad_ready(self, fn: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
         """fn(weight) runs after each contribution to the weight's gradient; of indexed weights fn takes
         their list. Returns a handle."""
         handle = torch.utils.hooks.RemovableHandle(self._ready_hooks)
         self._ready_hooks[handle.id] = fn
         return handle
 
-    def _main_grad(self):
+    def _main_grad(self) -> Any:
         if (self.grad_target != "main_grad" or self.forms["weight"] == "indexed"
                 or not self.weight.requires_grad):
             return None
         # A view with a version of its own: other contributions may come before this one's backward.
         return self.main_grads()[0].data
 
-    def _managed(self):
+    def _managed(self) -> Any:
         managed = self.delay_wgrad or bool(self._ready_hooks)
-        if self.grad_target == "main_grad" and not managed:
+        if not managed and self.grad_target == "grad":
+            return False
+        if not managed:
             weight = self.experts_of("weight")[0]
             managed = (self.forms["weight"] == "indexed" or hasattr(weight, "grad_added_to_main_grad")
                        or getattr(weight, "overwrite_main_grad", False) is not False)
@@ -317,13 +333,13 @@ class GroupedLinear(torch.nn.Module):
                                      "run under torch.compile")
         return managed and torch.is_grad_enabled()
 
-    def _add_job(self, job, overwrite=False):
+    def _add_job(self, job: Any, overwrite: bool = False) -> None:
         if self.delay_wgrad:
             self._jobs.append((job, overwrite))
         else:
             self._run_job(job, overwrite)
 
-    def _run_job(self, job, overwrite):
+    def _run_job(self, job: Any, overwrite: bool) -> None:
         weights = self.experts_of("weight")
         grouped = self.forms["weight"] == "grouped"
         with torch.no_grad(), errors.translated():
@@ -343,14 +359,14 @@ class GroupedLinear(torch.nn.Module):
         for fn in tuple(self._ready_hooks.values()):
             fn(weights[0] if grouped else weights)
 
-    def _accumulate(self, job, overwrite):
+    def _accumulate(self, job: Any, overwrite: bool) -> None:
         buffers = self.main_grads()
         factor = overwrite or getattr(self.experts_of("weight")[0], "overwrite_main_grad", False)
         if factor is True:
             factor = buffers[0].new_zeros(1, dtype=torch.float32)
         elif factor is False:
             factor = None
-        def acc(*arguments):
+        def acc(*arguments: Any) -> None:
             if self.recipe == "bf16":
                 below.grouped_linear_wgrad_acc(*arguments)
             else:
@@ -367,7 +383,7 @@ class GroupedLinear(torch.nn.Module):
         torch._foreach_copy_(buffers, list(target))
 
 
-def _main_grad_of(weight):
+def _main_grad_of(weight: Tensor) -> Tensor:
     get = getattr(weight, "get_main_grad", None)
     buffer = get() if get else getattr(weight, "main_grad", None)
     if buffer is None:
@@ -392,21 +408,26 @@ class GroupedMLP(torch.nn.Module):
     nothing; hooks that would see an output are an error.
     """
 
-    def __init__(self, num_groups, d_model, d_ffn, *, activation=Swiglu(), bias=False,
-                 glu_interleave=0, path=None, **options):
+    fc1: GroupedLinear
+    fc2: GroupedLinear
+
+    def __init__(self, num_groups: int, d_model: int, d_ffn: int, *, activation: Activation = Swiglu(),
+                 bias: bool = False, glu_interleave: int = 0, path: str | None = None, **options: Any) -> None:
         hidden = 2 * d_ffn if activation.gated else d_ffn
         self._assemble(GroupedLinear(num_groups, d_model, hidden, bias=bias, **options),
                        GroupedLinear(num_groups, d_ffn, d_model, bias=bias, **options),
                        activation, glu_interleave, path)
 
     @classmethod
-    def of(cls, fc1, fc2, activation, glu_interleave=0, path=None):
+    def of(cls, fc1: GroupedLinear, fc2: GroupedLinear, activation: Activation, glu_interleave: int = 0,
+           path: str | None = None) -> "GroupedMLP":
         """The module over linears that are there."""
         module = cls.__new__(cls)
         module._assemble(fc1, fc2, activation, glu_interleave, path)
         return module
 
-    def _assemble(self, fc1, fc2, activation, glu_interleave, path):
+    def _assemble(self, fc1: GroupedLinear, fc2: GroupedLinear, activation: Activation, glu_interleave: int,
+                  path: str | None) -> None:
         super().__init__()
         quantized = fc1.recipe != "bf16" or fc2.recipe != "bf16"
         path = path or ("unfused" if quantized else "fused")
@@ -418,27 +439,32 @@ class GroupedMLP(torch.nn.Module):
         self.activation, self.glu_interleave, self.path = activation, glu_interleave, path
         self.fc1, self.fc2 = fc1, fc2
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"activation={self.activation}, path={self.path!r}"
 
-    def _constants(self):
+    def _constants(self) -> Any:
         a = self.activation
         return a.kind, a.alpha, a.limit, a.offset, self.glu_interleave
 
-    def forward(self, x, splits, *, row_scale=None, source=None, row_tk=None):
+    def forward(self, x: Tensor, splits: Tensor | Sequence[int], *, row_scale: Tensor | None = None,
+                source: Tensor | None = None, row_tk: Tensor | None = None) -> Tensor:
         """x [..., D] in the order of groups; or x [T, D] with the maps of ops.expert_rows, whose
         result is the sum per token."""
-        fc1, fc2 = self.fc1, self.fc2
         if self.path == "unfused":
             return self._unfused(x, splits, row_scale, source, row_tk)
+        modules: dict[str, Any] = self._modules  # sooner than by attribute
+        fc1, fc2 = modules["fc1"], modules["fc2"]
         for child, given in ((fc1, x), (fc2, None)):
-            _run_pre_hooks(child, (given, splits))
+            if (child._forward_pre_hooks or child._forward_hooks or child._backward_hooks
+                    or child._backward_pre_hooks):
+                _run_pre_hooks(child, (given, splits))
         w1, w2, b1, b2 = fc1.stacked("weight"), fc2.stacked("weight"), fc1.stacked("bias"), fc2.stacked("bias")
         rows = _rows(x, w1)
         splits = _splits(splits, rows)
         if fc1._managed() or fc2._managed():
             with errors.translated():
-                y = _ManagedMlp.apply(self, rows, w1, w2, splits, row_scale, source, row_tk, b1, b2)
+                y = _ManagedMlp.apply(  # type: ignore[no-untyped-call]
+                    self, rows, w1, w2, splits, row_scale, source, row_tk, b1, b2)
         else:
             kind, alpha, limit, offset, interleave = self._constants()
             y = ops.grouped_mlp(rows, w1, w2, splits, row_scale=row_scale, source=source,
@@ -447,7 +473,8 @@ class GroupedMLP(torch.nn.Module):
                                 main_grad2=fc2._main_grad())
         return y.reshape(x.shape) if x.dim() != 2 and y.shape == rows.shape else y
 
-    def _unfused(self, x, splits, row_scale, source, row_tk):
+    def _unfused(self, x: Tensor, splits: Tensor | Sequence[int], row_scale: Tensor | None,
+                 source: Tensor | None, row_tk: Tensor | None) -> Any:
         rows = x.reshape(-1, x.shape[-1])
         if source is not None:  # rows behind the last expert's read some row, and come out as zeros
             rows = rows[source.clamp(min=0).long()]
@@ -463,10 +490,10 @@ class GroupedMLP(torch.nn.Module):
         return torch.where((row_tk >= 0).unsqueeze(-1), picked, picked.new_zeros(())).sum(1).reshape(x.shape)
 
     @property
-    def pending_dw(self):
+    def pending_dw(self) -> int:
         return max(self.fc1.pending_dw, self.fc2.pending_dw)
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """The weight gradients of the oldest backward that is pending: fc2's, then fc1's. Without
         delay_wgrad nothing is to be done."""
         if not (self.fc1.delay_wgrad or self.fc2.delay_wgrad):
@@ -506,7 +533,10 @@ class MoEOutput(typing.NamedTuple):
 
 
 class _Router(torch.nn.Module):
-    def __init__(self, num_experts, d_model, bias, device, dtype):
+    bias: Tensor | None
+
+    def __init__(self, num_experts: int, d_model: int, bias: bool, device: Any,
+                 dtype: torch.dtype | None) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(num_experts, d_model, device=device, dtype=dtype))
         self.register_buffer(
@@ -514,12 +544,12 @@ class _Router(torch.nn.Module):
 
 
 class _DenseMlp(torch.nn.Module):
-    def __init__(self, d_model, d_ffn, device, dtype):
+    def __init__(self, d_model: int, d_ffn: int, device: Any, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.fc1 = torch.nn.Linear(d_model, 2 * d_ffn, bias=False, device=device, dtype=dtype)
         self.fc2 = torch.nn.Linear(d_ffn, d_model, bias=False, device=device, dtype=dtype)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         gate, up = self.fc1(x).chunk(2, dim=-1)
         return self.fc2(F.silu(gate) * up)
 
@@ -531,9 +561,14 @@ class MoELayer(torch.nn.Module):
     ep: expert parallelism over several ranks; only None in this version.
     """
 
-    def __init__(self, d_model, d_ffn, num_experts, top_k, *, router=RouterConfig(), shared_d_ffn=0,
-                 ep=None, activation=Swiglu(), bias=False, recipe="bf16", grad="grad", delay_wgrad=False,
-                 device=None, dtype=None):
+    experts: GroupedMLP
+    router: _Router
+
+    def __init__(self, d_model: int, d_ffn: int, num_experts: int, top_k: int, *,
+                 router: RouterConfig = RouterConfig(), shared_d_ffn: int = 0, ep: None = None,
+                 activation: Activation = Swiglu(), bias: bool = False, recipe: str = "bf16",
+                 grad: str = "grad", delay_wgrad: bool = False, device: Any = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if ep is not None:
             raise errors.Unsupported(f"MoELayer: ep is {ep!r}; several ranks are not supported yet, "
@@ -550,10 +585,24 @@ class MoELayer(torch.nn.Module):
                                   recipe=recipe, grad=grad, delay_wgrad=delay_wgrad, device=device, dtype=dtype)
         self.shared = _DenseMlp(d_model, shared_d_ffn, device, dtype) if shared_d_ffn else None
 
-    def extra_repr(self):
+    @classmethod
+    def from_hf(cls, block: torch.nn.Module, **options: Any) -> "MoELayer":
+        """The layer with the weights (copied) of a Qwen3-MoE or Mixtral block of transformers 4 or 5; options
+        as of MoELayer. Its `y` is the block's result."""
+        gate, w1, w2, top_k, renormalize = _blocks.weights_of(block)
+        layer = cls(w2.shape[1], w2.shape[2], w2.shape[0], top_k,
+                    **{"router": RouterConfig(renormalize=renormalize), "device": w1.device,
+                       "dtype": w1.dtype, **options})
+        with torch.no_grad():
+            for to, value in ((layer.router.weight, gate), (layer.experts.fc1.weight, w1),
+                              (layer.experts.fc2.weight, w2)):
+                to.copy_(value)
+        return layer
+
+    def extra_repr(self) -> str:
         return f"{self.d_model}, experts={self.num_experts}, top_k={self.top_k}"
 
-    def forward(self, x, mask=None, idx=None):
+    def forward(self, x: Tensor, mask: Tensor | None = None, idx: Tensor | None = None) -> MoEOutput:
         """x [..., D]; mask [...]: False for tokens that are routed nowhere; idx [T, K] repeats a
         routing (MoEOutput.idx of another run): weights, losses and gradients are of these logits."""
         rows = _rows(x, self.experts.fc1.weight)
@@ -572,7 +621,7 @@ class MoELayer(torch.nn.Module):
         aux_loss, z_loss = self._losses(logits, chosen, counts)
         return MoEOutput(y.reshape(x.shape), aux_loss, z_loss, counts, chosen)
 
-    def _losses(self, logits, chosen, counts):
+    def _losses(self, logits: Tensor, chosen: Any, counts: Tensor) -> Any:
         """Means over the tokens that are routed."""
         live = (chosen[:, 0] >= 0).float().unsqueeze(1)
         tokens = live.sum().clamp(min=1)
@@ -587,7 +636,7 @@ class MoELayer(torch.nn.Module):
         return aux, z
 
     @torch.no_grad()
-    def update_router_bias(self, counts, rate):
+    def update_router_bias(self, counts: Tensor, rate: float) -> None:
         """Moves the bias of experts with fewer pairs than the mean up by `rate`, of others down
         (DeepSeek-V3); counts int64 [E], summed over the global batch."""
         if self.router.bias is None:
@@ -596,22 +645,22 @@ class MoELayer(torch.nn.Module):
         with errors.translated():
             below.router_update_bias(self.router.bias, counts, float(rate))
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """See GroupedMLP.backward_dw."""
         self.experts.backward_dw()
 
 
-def _rows(x, weight):
+def _rows(x: Tensor, weight: Tensor) -> Tensor:
     if x.shape[-1:] != weight.shape[-1:]:
         raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
                                      f"expects {weight.shape[-1]}")
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if torch.is_autocast_enabled(rows.device.type):
+    if torch.is_autocast_enabled("cuda" if rows.is_cuda else "cpu"):
         rows = rows.to(weight.dtype)
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
-def _splits(splits, rows):
+def _splits(splits: Tensor | Sequence[int], rows: Tensor) -> Tensor:
     if isinstance(splits, torch.Tensor):
         return splits
     if not rows.is_cuda:
@@ -624,7 +673,7 @@ def _splits(splits, rows):
     return host.to(rows.device, non_blocking=True)
 
 
-def _run_pre_hooks(child, args):
+def _run_pre_hooks(child: Any, args: Any) -> None:
     """The forward pre-hooks of a linear that a fused path stands for."""
     if child._forward_hooks or child._backward_hooks or child._backward_pre_hooks:
         raise errors.Unsupported(f"GroupedMLP: {child} has forward or backward hooks, which see nothing in "

@@ -6,11 +6,12 @@ their sum are dead: they influence nothing, and are zero in results.
 """
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import _lib
-from .errors import translated
+from . import _lib, errors
 
 _lib.load_operators()
 from . import _register  # noqa: E402 (it registers what is loaded)
@@ -18,35 +19,42 @@ from . import _register  # noqa: E402 (it registers what is loaded)
 _ops = torch.ops.moiety
 
 
-def called(operator, *args):
+def called(operator: Any, *args: Any) -> Any:
     if torch.compiler.is_compiling():
         return operator(*args)
-    with translated():
+    try:
         return _register.called(operator, *args)
+    except RuntimeError as error:
+        raise errors.translation(error) from None
 
 
-def grouped_linear(x, w, splits, bias=None, row_scale=None, main_grad=None):
+def grouped_linear(x: Tensor, w: Tensor, splits: Tensor, bias: Tensor | None = None,
+                   row_scale: Tensor | None = None, main_grad: Tensor | None = None) -> Tensor:
     """y [R, N] of x [R, C] and w [E, N, C]; the bias [E, N] of a row is scaled by row_scale [R].
 
     Where main_grad is given, the gradient of w is added to it, and w gets none."""
     return called(_ops.grouped_linear, x, w, splits, bias, row_scale, main_grad)
 
 
-def quantized_linear(x, w, splits, recipe, *, bias=None, row_scale=None, main_grad=None, rng=None):
+def quantized_linear(x: Tensor, w: Tensor, splits: Tensor, recipe: str, *, bias: Tensor | None = None,
+                     row_scale: Tensor | None = None, main_grad: Tensor | None = None,
+                     rng: Tensor | None = None) -> Tensor:
     """grouped_linear whose operands are quantized, also those of its gradients, as the trainer's recipe
     "fp8_tensor", "fp8_block", "mxfp8" or "nvfp4" says; bfloat16 outside. rng: int64 [2] {seed, draw}, with
     which nvfp4 rounds gradients; backward needs it then."""
     return called(_ops.quantized_linear, x, w, splits, bias, row_scale, main_grad, rng, recipe)
 
 
-def grouped_linear_t(x, w, splits):
+def grouped_linear_t(x: Tensor, w: Tensor, splits: Tensor) -> Tensor:
     """The same with weights [E, C, N], as some models store them."""
     return called(_ops.grouped_linear_t, x, w, splits)
 
 
-def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, b1=None, b2=None,
-                kind="glu", alpha=1.0, limit=math.inf, offset=0.0, interleave=0, main_grad1=None,
-                main_grad2=None):
+def grouped_mlp(x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, *, row_scale: Tensor | None = None,
+                source: Tensor | None = None, row_tk: Tensor | None = None, b1: Tensor | None = None,
+                b2: Tensor | None = None, kind: str = "glu", alpha: float = 1.0, limit: float = math.inf,
+                offset: float = 0.0, interleave: int = 0, main_grad1: Tensor | None = None,
+                main_grad2: Tensor | None = None) -> Tensor:
     """FC1, activation times row_scale, FC2 of every group.
 
     x [R, D], or with `source` [R] (int32) [T, D], whose rows are read in place; with `row_tk` [T, K]
@@ -58,16 +66,17 @@ def grouped_mlp(x, w1, w2, splits, *, row_scale=None, source=None, row_tk=None, 
                    float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
 
 
-def activation(h, *, splits=None, row_scale=None, kind="glu", alpha=1.0, limit=math.inf, offset=0.0,
-               interleave=0):
+def activation(h: Tensor, *, splits: Tensor | None = None, row_scale: Tensor | None = None, kind: str = "glu",
+               alpha: float = 1.0, limit: float = math.inf, offset: float = 0.0, interleave: int = 0) -> Tensor:
     """a [R, F] of h [R, 2F] (kind "relu2": [R, F]), times row_scale [R]: the middle of grouped_mlp, with
     its bits. Without `splits` every row is live."""
     return called(_ops.activation, h, splits, row_scale, kind, float(alpha), float(limit), float(offset),
                   interleave)
 
 
-def router(logits, top_k, *, bias=None, mask=None, given_idx=None, score="softmax",
-           renormalize=True, scale=1.0, groups=1, group_top_k=1):
+def router(logits: Tensor, top_k: int, *, bias: Tensor | None = None, mask: Tensor | None = None,
+           given_idx: Tensor | None = None, score: str = "softmax", renormalize: bool = True,
+           scale: float = 1.0, groups: int = 1, group_top_k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """(weights float32 [T, K], idx int32 [T, K], counts int64 [E]) of float32 logits [T, E].
 
     The choice is the K largest of score + bias; a token with mask 0 has idx -1 and weights 0.
@@ -79,7 +88,8 @@ def router(logits, top_k, *, bias=None, mask=None, given_idx=None, score="softma
                    float(scale), groups, group_top_k)
 
 
-def expert_rows(idx, num_experts, weights=None):
+def expert_rows(idx: Tensor, num_experts: int,
+                weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(splits [E], source [T*K], row_tk [T, K], slot_w [T*K]) of a routing idx [T, K].
 
     Rows are ordered by expert, then token and choice. An idx outside [0, E) is masked.

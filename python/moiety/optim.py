@@ -1,15 +1,18 @@
 """AdamW in one launch over all tensors of a group, and clipping by the norm of all gradients."""
 
 import collections
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import _tables, errors
 
 __all__ = ["AdamW", "clip_grad_norm_"]
 
 
-def _gradient(parameter):
+def _gradient(parameter: Tensor) -> Any:
     """main_grad where there is one, else .grad; None: the parameter is left alone."""
     get = getattr(parameter, "get_main_grad", None)
     buffer = get() if get else getattr(parameter, "main_grad", None)
@@ -30,22 +33,23 @@ class AdamW(torch.optim.Optimizer):
     sets gradients to zero unless told otherwise.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *,
-                 state_dtype=torch.float32, seed=0):
+    def __init__(self, params: Any, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 1e-2, *, state_dtype: torch.dtype = torch.float32,
+                 seed: int = 0) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise errors.Unsupported(f"AdamW: state_dtype is {state_dtype}, expected float32 or bfloat16")
         if not eps > 0 or not all(0 <= beta < 1 for beta in betas):
             raise errors.InvalidArgument(f"AdamW: eps is {eps}, betas are {betas}; expected a positive "
                                          "number, and numbers in [0, 1)")
         self.state_dtype, self.seed = state_dtype, seed
-        self._tables = {}
+        self._tables: dict[Any, tuple[list[Any], _tables.Table]] = {}
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps,
                                   "weight_decay": weight_decay})
 
-    def zero_grad(self, set_to_none=False):
+    def zero_grad(self, set_to_none: bool = False) -> None:
         super().zero_grad(set_to_none=set_to_none)
 
-    def _state_of(self, p):
+    def _state_of(self, p: Any) -> Any:
         state = self.state[p]
         if p.dtype not in (torch.float32, torch.bfloat16):
             raise errors.Unsupported(f"AdamW: a parameter is {p.dtype}, expected float32 or bfloat16")
@@ -63,7 +67,7 @@ class AdamW(torch.optim.Optimizer):
             state["step"] = state["step"].to(p.device, torch.float32)
         return state
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         # torch casts what it loads to the parameter's dtype, and may share it with the other optimizer.
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -75,7 +79,8 @@ class AdamW(torch.optim.Optimizer):
                     self.state[p][name] = value.detach().to(p.device, dtype, copy=True).contiguous()
 
     @torch.no_grad()
-    def step(self, closure=None, *, grad_scale=None, skip=None):
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | None = None,
+             skip: Tensor | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -89,7 +94,8 @@ class AdamW(torch.optim.Optimizer):
                 self._step_group((number, device), group, parameters, grad_scale, skip)
         return loss
 
-    def _step_group(self, key, group, parameters, grad_scale, skip):
+    def _step_group(self, key: Any, group: Any, parameters: list[Tensor],
+                    grad_scale: Tensor | None, skip: Tensor | None) -> None:
         states = [self._state_of(p) for p in parameters]
         rows = [(_gradient(p), s.get("master", p), s["exp_avg"], s["exp_avg_sq"],
                  p if p.dtype == torch.bfloat16 else None) for p, s in zip(parameters, states)]
@@ -108,7 +114,7 @@ class AdamW(torch.optim.Optimizer):
         torch._foreach_add_([s["step"] for s in states], 1.0 if skip is None else (skip == 0).float())
         torch.autograd.graph.increment_version(parameters)  # for whoever has saved them
 
-    def _words(self, group, step, grad_scale, skip):
+    def _words(self, group: Any, step: Any, grad_scale: Tensor | None, skip: Tensor | None) -> Any:
         """An AdamWStep: s, k1, k2, lr, wd, t, skip; all parameters of a group have taken as many steps."""
         beta1, beta2 = group["betas"]
         t = step.double() + 1
@@ -122,11 +128,12 @@ class AdamW(torch.optim.Optimizer):
                           torch.stack([t, skipped, torch.zeros_like(t)]).to(torch.int32)])
 
 
-_norms = collections.OrderedDict()  # tables of clip_grad_norm_ by addresses, the latest last
+# Tables of clip_grad_norm_ by addresses, the latest last.
+_norms: collections.OrderedDict[Any, _tables.Table] = collections.OrderedDict()
 
 
 @torch.no_grad()
-def clip_grad_norm_(parameters, max_norm):
+def clip_grad_norm_(parameters: Iterable[Tensor] | Tensor, max_norm: float) -> Tensor:
     """Scales the gradients (main_grad where there is one, else .grad) so that their norm is at most
     max_norm; returns the norm before, a float64 scalar on their device. The sum has a fixed order
     (moiety/optim/grad_norm.h). Nothing waits for a GPU once the addresses are known."""

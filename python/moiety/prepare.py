@@ -12,13 +12,14 @@ import argparse
 import os
 import re
 import sys
+from typing import Any
 
 from .prepare_errors import DataError, DiskError, UsageError
 
 BATCH_BYTES = 4 << 20
 
 
-def parse_arguments(arguments):
+def parse_arguments(arguments: Any) -> Any:
     parser = argparse.ArgumentParser(
         prog="python -m moiety.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +55,7 @@ def parse_arguments(arguments):
     return a
 
 
-def is_validation_document(number, fraction):
+def is_validation_document(number: int, fraction: Any) -> bool:
     """The choice of moiety/data/prepare.h: Philox4x32-10 of the document's number in domain 4."""
     mask = 0xFFFFFFFF
     key = [0, 4 * 0x9E3779B9 & mask]
@@ -67,7 +68,7 @@ def is_validation_document(number, fraction):
 
 
 class Outputs:
-    def __init__(self, a, tokenizer, flags):
+    def __init__(self, a: Any, tokenizer: Any, flags: Any) -> None:
         from .token_file import TokenFileWriter
 
         self.fraction, self.documents, self.files = a.valid_fraction, 0, []
@@ -85,7 +86,7 @@ class Outputs:
             raise DiskError(f"{path}: cannot create: {e.strerror}") from None
 
     @staticmethod
-    def _check(path, a):
+    def _check(path: Any, a: Any) -> None:
         if not os.path.exists(path):
             return
         if not os.path.isfile(path):
@@ -95,12 +96,12 @@ class Outputs:
         if not a.force:
             raise UsageError(f"{path}: is there already; --force overwrites")
 
-    def add(self, ids, source_bytes, targets=None):
+    def add(self, ids: Any, source_bytes: Any, targets: Any = None) -> None:
         valid = self.fraction > 0 and is_validation_document(self.documents, self.fraction)
         self.files[1 if valid else 0].add(ids, source_bytes, targets)
         self.documents += 1
 
-    def publish(self):
+    def publish(self) -> None:
         for file in self.files:
             if file.documents == 0:
                 raise DataError(f"{file.path}: none of {self.documents} documents would be in it")
@@ -109,7 +110,7 @@ class Outputs:
         for file in self.files:
             file.publish()
 
-    def discard(self):
+    def discard(self) -> None:
         for file in self.files:
             file.discard()
 
@@ -117,11 +118,12 @@ class Outputs:
 class Work:
     """The documents on their way: collected into batches, encoded, written."""
 
-    def __init__(self, a, tokenizer, outputs, chat):
+    def __init__(self, a: Any, tokenizer: Any, outputs: Any, chat: Any) -> None:
         self.a, self.tokenizer, self.outputs, self.chat = a, tokenizer, outputs, chat
-        self.batch, self.batch_bytes, self.bad, self.empty = [], 0, 0, 0
+        self.batch: list[Any] = []
+        self.batch_bytes, self.bad, self.empty = 0, 0, 0
 
-    def take(self, place, record):
+    def take(self, place: Any, record: Any) -> None:
         from .inputs import BadDocument
 
         try:
@@ -134,7 +136,7 @@ class Work:
         if self.batch_bytes >= BATCH_BYTES:
             self.flush()
 
-    def _collect(self, place, record):
+    def _collect(self, place: Any, record: Any) -> None:
         from .chat import messages_of
         from .inputs import BadDocument, text_of
 
@@ -149,7 +151,7 @@ class Work:
         self.batch.append((place, text, spans))
         self.batch_bytes += len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         texts = [text for _, text, _ in self.batch]
         if self.chat:
             for (_, text, spans), e in zip(self.batch, self.tokenizer.encodings(texts, True)):
@@ -162,7 +164,7 @@ class Work:
         self.batch, self.batch_bytes = [], 0
 
 
-def check_tokens(a, tokenizer):
+def check_tokens(a: Any, tokenizer: Any) -> None:
     from .token_file import NO_TOKEN
 
     if tokenizer.eos == NO_TOKEN and not a.chat:
@@ -174,7 +176,7 @@ def check_tokens(a, tokenizer):
         raise UsageError(f"--bos: the tokenizer {tokenizer.name} has no bos")
 
 
-def load_tokenizer(a):
+def load_tokenizer(a: Any) -> Any:
     from . import tokenizer, tokenizer_identity
 
     found = tokenizer.load(a.tokenizer)
@@ -186,11 +188,11 @@ def load_tokenizer(a):
     return found
 
 
-def say(sentence):
+def say(sentence: Any) -> None:
     print(f"moiety.prepare: {sentence}", file=sys.stderr)
 
 
-def prepare(a):
+def prepare(a: Any) -> None:
     try:
         import numpy  # noqa: F401
     except ImportError:
@@ -224,7 +226,7 @@ def prepare(a):
         print(f"{file.path}: {file.documents} documents, {file.tokens} tokens, {file.source_bytes} bytes of text")
 
 
-def main(arguments=None):
+def main(arguments: Any = None) -> Any:
     try:
         prepare(parse_arguments(arguments))
     except (UsageError, DataError, DiskError) as e:

@@ -6,8 +6,11 @@ serves both directions. docs/formats.md has the arrays of each. Bits are the cor
 
 import collections
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree
 
 from . import _tables, errors
@@ -22,7 +25,7 @@ _CODES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e2m1": torch.
 _ops = torch.ops.moiety
 
 
-def _spec(format, element, pow2_scales):
+def _spec(format: str, element: str | None, pow2_scales: bool | None) -> Any:
     """(the core's name, element, pow2) with what a format usually has."""
     if format not in FORMATS:
         raise errors.InvalidArgument(f"quantize: format is {format!r}, expected one of {', '.join(FORMATS)}")
@@ -51,11 +54,11 @@ class QTensor:
     pow2_scales: bool
     row_scaled: bool
     rht: bool
-    shape: tuple
+    shape: tuple[int, ...]
     splits: torch.Tensor | None = None
     source: torch.Tensor | None = None  # with ste=True: who gets the gradient
 
-    def _constants(self):
+    def _constants(self) -> Any:
         return FORMATS[self.format], self.element, self.pow2_scales
 
 
@@ -67,28 +70,30 @@ _pytree.register_pytree_node(
     serialized_type_name="moiety.quant.QTensor")
 
 
-def _scale_dtype(format):
+def _scale_dtype(format: str) -> Any:
     if format.startswith("nvfp4"):
         return torch.float8_e4m3fn
     return torch.float8_e8m0fnu if format.startswith("mxfp8") else torch.float32
 
 
-def _shown(array, dtype):
+def _shown(array: Tensor, dtype: torch.dtype) -> Tensor | None:
     """An array of bytes as its dtype; None if it is absent."""
     if array.dim() == 1:
         return None
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _stored(array, like):
+def _stored(array: Tensor | None, like: Tensor) -> Any:
     """The same as operators take it."""
     if array is None:
         return like.new_empty(0, dtype=torch.uint8)
     return array if array.dtype in (torch.uint8, torch.float32) else array.view(torch.uint8)
 
 
-def quantize(x, format, directions="row", *, element=None, pow2_scales=None, row_scaled=False,
-             stochastic=None, rht=False, splits=None, amax=None, ste=False, tensor_id=0):
+def quantize(x: Tensor, format: str, directions: str = "row", *, element: str | None = None,
+             pow2_scales: bool | None = None, row_scaled: bool = False, stochastic: Tensor | None = None,
+             rht: bool = False, splits: Tensor | None = None, amax: Tensor | None = None, ste: bool = False,
+             tensor_id: int = 0) -> QTensor:
     """x [M, K] (float32 or bfloat16) as a QTensor.
 
     directions: "row", "col" or "both". stochastic: int64 [2] {seed, draw} on x's device, for stochastic
@@ -108,7 +113,8 @@ def quantize(x, format, directions="row", *, element=None, pow2_scales=None, row
                    element, pow2, row_scaled, rht, tuple(x.shape), splits, x if ste else None)
 
 
-def compute_amax(x, format, *, element=None, pow2_scales=None, row_scaled=False, rht=False, splits=None):
+def compute_amax(x: Tensor, format: str, *, element: str | None = None, pow2_scales: bool | None = None,
+                 row_scaled: bool = False, rht: bool = False, splits: Tensor | None = None) -> Tensor:
     """The amax that quantize would measure: [2] (row, col), of groups [2, E], with row_scaled [M]."""
     return called(_ops.compute_amax, x.detach(), splits, *_spec(format, element, pow2_scales), row_scaled,
                   rht)
@@ -118,17 +124,18 @@ class _Straight(torch.autograd.Function):
     """Values whose gradient is x's."""
 
     @staticmethod
-    def forward(ctx, x, values, transposed):
+    def forward(ctx: Any, x: Tensor, values: Tensor, transposed: bool) -> Any:
         ctx.transposed = transposed
         ctx.dtype = x.dtype
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Any:
         return (dy.t() if ctx.transposed else dy).to(ctx.dtype), None, None
 
 
-def dequantize(q, dtype=torch.float32, direction=None, *, undo_rht=False):
+def dequantize(q: QTensor, dtype: torch.dtype = torch.float32, direction: str | None = None, *,
+               undo_rht: bool = False) -> Tensor:
     """The values of a direction (default: row, else col): [M, K]; of col [K, M], but for MXFP8, whose
     columns stand as in x. With rht the columns are padded to 16 unless undo_rht inverts the transform."""
     direction = direction or ("row" if q.row is not None else "col")
@@ -143,10 +150,11 @@ def dequantize(q, dtype=torch.float32, direction=None, *, undo_rht=False):
                     q.row_scaled, q.rht, *q.shape, direction, undo_rht, dtype == torch.bfloat16)
     if q.source is None:
         return values
-    return _Straight.apply(q.source, values, direction == "col" and not q.format.startswith("mxfp8"))
+    turned = direction == "col" and not q.format.startswith("mxfp8")
+    return _Straight.apply(q.source, values, turned)  # type: ignore[no-untyped-call]
 
 
-def transpose(q):
+def transpose(q: QTensor) -> QTensor:
     """q with its columns, made from the rows: tiles and fp8, whose directions have the same codes."""
     scale = q.tensor_scale
     col, amax, tensor_scale = called(
@@ -156,7 +164,7 @@ def transpose(q):
                                amax=None if q.amax is None else amax)
 
 
-def convert_scales(q, layout, direction="row"):
+def convert_scales(q: QTensor, layout: str, direction: str = "row") -> Tensor:
     """The scales of a direction in the layout of a GEMM: "sm100_swizzled", "padded" (uint8) or
     "sm90_mn_major" (float32)."""
     scales = q.col_scales if direction == "col" and q.col_scales is not None else q.row_scales
@@ -175,7 +183,8 @@ class PartialCast:
     addresses waits for a GPU. The object holds its tensors; one whose address has changed is an error.
     """
 
-    def __init__(self, masters, targets, ranges, group=None, *, through_bf16=True):
+    def __init__(self, masters: Sequence[Tensor | None], targets: Sequence[QTensor],
+                 ranges: Sequence[tuple[int, int]], group: Any = None, *, through_bf16: bool = True) -> None:
         if not len(masters) == len(targets) == len(ranges):
             raise errors.InvalidArgument(f"PartialCast: {len(masters)} masters, {len(targets)} targets, "
                                          f"{len(ranges)} ranges")
@@ -202,11 +211,11 @@ class PartialCast:
         self._reduction = torch.empty(facts["bytes"], dtype=torch.uint8, device=device)
         self._regions = [(getattr(torch, r["dtype"]), r["offset"], r["bytes"]) for r in facts["reductions"]]
 
-    def _present(self):
+    def _present(self) -> Any:
         tensors = [*self.masters, *(getattr(q, n) for q in self.targets for n in _TENSORS)]
         return [None if t is None else t.data_ptr() for t in tensors]
 
-    def step(self):
+    def step(self) -> None:
         """Reads the masters, writes scales, and the codes of the ranges."""
         if self._present() != self._addresses:
             raise errors.InvalidArgument("PartialCast.step: a tensor has moved since the object was made; "
@@ -222,15 +231,17 @@ class PartialCast:
         self._table.call("moiety_partial_cast", self._reduction.data_ptr())
 
 
-def _place(t):
+def _place(t: Tensor | None) -> Any:
     """Two tensors with the same one are interchangeable; the cast that is kept holds the first's memory."""
     return None if t is None else (t.data_ptr(), t.shape, t.dtype, t.is_contiguous())
 
 
-_kept = collections.OrderedDict()  # the casts of partial_cast, the latest last
+# The casts of partial_cast, the latest last.
+_kept: collections.OrderedDict[Any, PartialCast] = collections.OrderedDict()
 
 
-def partial_cast(masters, targets, ranges, group=None, **options):
+def partial_cast(masters: Sequence[Tensor | None], targets: Sequence[QTensor],
+                 ranges: Sequence[tuple[int, int]], group: Any = None, **options: Any) -> None:
     """One step of a PartialCast that is kept for this list, and made anew when a tensor, a shape or a
     range differs."""
     key = (*map(id, targets), *sorted(options.items()))

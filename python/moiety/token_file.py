@@ -4,6 +4,7 @@ import functools
 import os
 import struct
 from array import array
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ FLUSH_BYTES = PIECE_BYTES  # a divisor of a piece, so that no part lies in two
 LANES = 4096
 
 
-def _make_table():
+def _make_table() -> Any:
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, np.uint32(0x82F63B78) ^ (table >> np.uint32(1)), table >> np.uint32(1))
@@ -26,7 +27,7 @@ TABLE = _make_table()
 TABLE_LIST = TABLE.tolist()
 
 
-def _apply(operator, states):
+def _apply(operator: Any, states: Any) -> Any:
     out = np.zeros_like(states)
     for bit in range(32):
         out ^= np.where((states >> np.uint32(bit)) & np.uint32(1), operator[bit], np.uint32(0))
@@ -34,7 +35,7 @@ def _apply(operator, states):
 
 
 @functools.lru_cache(maxsize=256)
-def _append_zeros(count):
+def _append_zeros(count: Any) -> Any:
     """What `count` bytes of zeros do to a checksum's state: its image of every bit."""
     if count == 1:
         bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
@@ -44,7 +45,7 @@ def _append_zeros(count):
     return _apply(_append_zeros(1), whole) if count % 2 else whole
 
 
-def crc32c(data, start=0):
+def crc32c(data: Any, start: int = 0) -> Any:
     """The checksum of bytes behind others whose checksum is `start`. Large parts are computed in
     lanes side by side, whose states are then joined."""
     data = np.frombuffer(data, dtype=np.uint8)
@@ -68,7 +69,7 @@ def crc32c(data, start=0):
 class TokenFileWriter:
     """Writes a token file under a temporary name, which publish() changes to its own."""
 
-    def __init__(self, path, tokenizer, flags):
+    def __init__(self, path: Any, tokenizer: Any, flags: Any) -> None:
         self.path = path
         self.temporary = f"{path}.tmp.{os.getpid()}"
         self.tokenizer = tokenizer
@@ -83,7 +84,7 @@ class TokenFileWriter:
         self.file = open(self.temporary, "wb")
         self.file.write(bytes(HEADER_BYTES))
 
-    def add(self, ids, source_bytes, targets=None):
+    def add(self, ids: Any, source_bytes: Any, targets: Any = None) -> None:
         """Adds a document with its eos and bos; with a loss mask `targets` tells which ids are."""
         assert (targets is not None) == bool(self.flags & HAS_LOSS_MASK)
         self.starts.append(self.tokens)
@@ -98,7 +99,7 @@ class TokenFileWriter:
         while len(self.pending) >= FLUSH_BYTES:
             self._flush(FLUSH_BYTES)
 
-    def _flush(self, count):
+    def _flush(self, count: Any) -> None:
         part = bytes(self.pending[:count])
         del self.pending[:count]
         if part:
@@ -107,11 +108,11 @@ class TokenFileWriter:
             self.file.write(part)
 
     @staticmethod
-    def _behind(first, second, count):
+    def _behind(first: int, second: int, count: int) -> int:
         """The checksum of two parts, of which the second has `count` bytes."""
         return int(_apply(_append_zeros(count), np.array([first], dtype=np.uint32))[0]) ^ second
 
-    def finish(self):
+    def finish(self) -> None:
         self._flush(len(self.pending))
         end = HEADER_BYTES + self.tokens * self.width
         table_offset = (end + 63) // 64 * 64
@@ -134,13 +135,13 @@ class TokenFileWriter:
         os.fsync(self.file.fileno())
         self.file.close()
 
-    def publish(self):
+    def publish(self) -> None:
         os.replace(self.temporary, self.path)
         directory = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY)
         os.fsync(directory)
         os.close(directory)
 
-    def discard(self):
+    def discard(self) -> None:
         """Removes what was written, unless it was published."""
         self.file.close()
         if os.path.exists(self.temporary):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 from . import tokenizer_identity
 from .prepare_errors import DataError, UsageError
@@ -15,14 +16,14 @@ class Bytes:
     name, vocab, eos, bos, folder = "bytes", 264, 256, 257, None
     identity = hashlib.sha256(tokenizer_identity.BYTES).digest()
 
-    def encode_batch(self, texts, special):
+    def encode_batch(self, texts: Any, special: Any) -> Any:
         return [list(text.encode()) for text in texts]
 
 
 class Published:
     """A tokenizer.json. eos and bos are named as in docs/tokenizers.md."""
 
-    def __init__(self, path):
+    def __init__(self, path: Any) -> None:
         try:
             import tokenizers
         except ImportError:
@@ -56,19 +57,19 @@ class Published:
                 self.eos = self.package.token_to_id(usual)
         self.identity = tokenizer_identity.identity(self.root, self.eos, self.bos)
 
-    def encode_batch(self, texts, special):
+    def encode_batch(self, texts: Any, special: Any) -> Any:
         return [e.ids for e in self.encodings(texts, special)]
 
-    def encodings(self, texts, special):
+    def encodings(self, texts: Any, special: Any) -> Any:
         self.package.encode_special_tokens = not special
         return self.package.encode_batch(texts, add_special_tokens=False)
 
-    def special_ids(self):
+    def special_ids(self) -> Any:
         added = self.package.get_added_tokens_decoder()
         return {i for i, token in added.items() if token.special}
 
     @staticmethod
-    def _words(path):
+    def _words(path: Any) -> Any:
         if not path.is_file():
             return {}
         try:
@@ -76,14 +77,14 @@ class Published:
         except ValueError as e:
             raise DataError(f"{path}: not JSON: {e}") from None
 
-    def word(self, key):
+    def word(self, key: Any) -> Any:
         """The text of a token that the files beside tokenizer.json name; None if they do not."""
         value = self.words.get(key)
         if isinstance(value, dict):
             value = value.get("content")
         return value if isinstance(value, str) else None
 
-    def _special(self, key):
+    def _special(self, key: Any) -> Any:
         word = self.word(key)
         if word is None:
             return NO_TOKEN
@@ -92,8 +93,10 @@ class Published:
             raise DataError(f"{self.name}: {key} is {word!r}, which is no token")
         return found
 
-    def _template(self):
-        before, after, behind = [], [], False
+    def _template(self) -> Any:
+        before: list[Any] = []
+        after: list[Any] = []
+        behind = False
         step = self.root.get("post_processor") or {}
         for one in step.get("processors", [step]):
             for piece in one.get("single", []) if one.get("type") == "TemplateProcessing" else []:
@@ -105,5 +108,5 @@ class Published:
         return before, after
 
 
-def load(name):
+def load(name: str) -> Any:
     return Bytes() if name == "bytes" else Published(name)

@@ -3,6 +3,7 @@ all files that give equal ids. What the program refuses to read has an identity 
 
 import hashlib
 import json
+from typing import Any
 
 BYTES = b"moiety tokenizer bytes 1: eos=256 bos=257 pad=258 vocab=264\n"
 BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
@@ -14,17 +15,17 @@ class NotRead(Exception):
 
 
 class _Spelling:
-    def __init__(self):
+    def __init__(self) -> None:
         self.parts = [b"moiety tokenizer bpe 1\n"]
 
-    def word(self, s):
+    def word(self, s: Any) -> None:
         data = s.encode()
         self.parts.append(b"%d:%s" % (len(data), data))
 
-    def number(self, n):
+    def number(self, n: Any) -> None:
         self.parts.append(b"%d;" % n)
 
-    def sought(self, pattern):
+    def sought(self, pattern: Any) -> None:
         (kind, text), *more = pattern.items()
         if more or kind not in ("String", "Regex") or not text:
             raise NotRead(f"pattern {pattern}")
@@ -32,14 +33,14 @@ class _Spelling:
         self.word(text)
 
 
-def _fields(node, known):
+def _fields(node: Any, known: Any) -> Any:
     unknown = set(node) - {"type", *known.split()}
     if unknown:
         raise NotRead(f"fields {sorted(unknown)} of {node.get('type')}")
     return {key: value for key, value in node.items() if value is not None}
 
 
-def _flat(node, parts):
+def _flat(node: Any, parts: Any) -> Any:
     """A step, or those of sequences in it."""
     if node is None:
         return []
@@ -48,7 +49,7 @@ def _flat(node, parts):
     return [one for part in _fields(node, parts)[parts] for one in _flat(part, parts)]
 
 
-def _spell_normal(s, node):
+def _spell_normal(s: Any, node: Any) -> None:
     kind = node["type"]
     if kind == "NFC":
         _fields(node, "")
@@ -65,13 +66,13 @@ def _spell_normal(s, node):
         raise NotRead(f"normalizer {kind}")
 
 
-def _scheme(f):
+def _scheme(f: Any) -> Any:
     if "prepend_scheme" in f:
         return SCHEMES.index(f["prepend_scheme"])
     return 2 if f.get("add_prefix_space", True) else 0
 
 
-def _spell_split(s, node):
+def _spell_split(s: Any, node: Any) -> None:
     kind = node["type"]
     known = {
         "Split": "pattern behavior invert",
@@ -101,7 +102,7 @@ def _spell_split(s, node):
         s.number(f.get("split", True))
 
 
-def _check_decoder(node):
+def _check_decoder(node: Any) -> None:
     known = {
         "ByteLevel": "add_prefix_space trim_offsets use_regex",
         "ByteFallback": "",
@@ -123,7 +124,7 @@ def _check_decoder(node):
         fused = fused or kind in ("Fuse", "ByteLevel")
 
 
-def _check_processor(node):
+def _check_processor(node: Any) -> None:
     for step in _flat(node, "processors"):
         known = {"ByteLevel": "add_prefix_space trim_offsets use_regex", "TemplateProcessing": "single pair special_tokens"}
         if step["type"] not in known:
@@ -131,7 +132,7 @@ def _check_processor(node):
         _fields(step, known[step["type"]])
 
 
-def _canonical(root):
+def _canonical(root: Any) -> Any:
     s = _Spelling()
     _fields(root, "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model")
     if root.get("truncation") or root.get("padding"):
@@ -184,7 +185,7 @@ def _canonical(root):
     return b"".join(s.parts)
 
 
-def is_read(root):
+def is_read(root: Any) -> Any:
     """Whether the program reads the tokenizer, and if not, what it refuses."""
     try:
         _canonical(root)
@@ -193,7 +194,7 @@ def is_read(root):
     return True, ""
 
 
-def identity(root, eos, bos):
+def identity(root: Any, eos: Any, bos: Any) -> Any:
     """The SHA-256 of a tokenizer.json (parsed) with these ids."""
     try:
         what = _canonical(root)

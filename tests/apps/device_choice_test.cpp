@@ -119,5 +119,20 @@ TEST(DeviceChoice, CudaIsTakenOrRefused) {
   EXPECT_EQ(failure_of(apart, kTwo, 9).code, kExitDevice);  // each sees the same two, or might
 }
 
+TEST(DeviceChoice, FewRanksShareAGpu) {
+  EXPECT_EQ(choose_device(with_ranks(kCuda, 20, true), kTwo, 9).of_gpu, 10);
+  const Outcome many = failure_of(with_ranks(kCuda, 21, true), kTwo, 9);
+  EXPECT_EQ(many.code, kExitUsage);
+  EXPECT_EQ(many.text,
+            "run.device = \"cuda\": run.ranks = 21, and this host has 2 GPUs: at most 10 ranks can "
+            "share one");
+  const DeviceChoice instead = choose_device(with_ranks(kAuto, 21, true), kTwo, 9);
+  EXPECT_EQ(instead.device, Device{});
+  EXPECT_EQ(
+      instead.note,
+      "run.ranks = 21, and this host has 2 GPUs: at most 10 ranks can share one: computing on "
+      "the CPU");
+}
+
 }  // namespace
 }  // namespace moiety::app

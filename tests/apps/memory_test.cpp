@@ -194,6 +194,22 @@ TEST(MemoryClasses, FollowTheLayoutOfRows) {
   EXPECT_TRUE(change == "moe.layout = rank" || change.starts_with("memory.loss_chunk")) << change;
 }
 
+// Rows that came from another rank leave their columns, under a recipe that takes fewer bytes for them.
+TEST(MemoryClasses, FollowWhatIsKeptOfRowsThatCame) {
+  for (const char* layout : {"expert", "rank"}) {
+    const std::string rows = text("--moe.layout={}", layout);
+    for (const Arguments& more : std::initializer_list<Arguments>{
+             {"--precision.recipe=fp8_block"},
+             {"--precision.recipe=nvfp4"},
+             {"--precision.recipe=nvfp4", "--precision.dispatch=mxfp8"},
+             {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
+             {"--precision.recipe=nvfp4", "--moe.delay_wgrad"},
+             {"--precision.recipe=nvfp4", "--train.freeze=[\"*.experts.fc1.*\"]"}}) {
+      expect_estimate(kLayouts[2], Arguments{rows} + more);  // ep 2
+    }
+  }
+}
+
 TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {
   const Device gpu{DeviceType::kCuda, 0};
   const TrainConfig config =

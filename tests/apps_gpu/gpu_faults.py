@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What happens to a run of two processes on two GPUs, whose steps are captured, when one of them dies or
-stands still; and whether the run then goes on with the bits of one that nothing happened to.
+stands still; whether the run then goes on with the bits of one that nothing happened to; and whether
+all ways to start ranks give the same bits.
 
     gpu_faults.py PROGRAM [--long STEPS] [unittest arguments, such as GpuFaults.test_killed -v]
 
@@ -133,6 +134,32 @@ class GpuFaultsOfExperts(GpuFaults):
     gone."""
     EP = 2
     test_killed_while_it_saves = test_sigterm_saves = test_long = None
+
+
+class GpuLaunches(unittest.TestCase):
+    """However its ranks are started, and whatever carries what they send, a run has the same bits."""
+    DEVICE = "cuda"
+    WAYS = {"processes": dict(own=True), "threads": {}, "mpirun": dict(mpi=True),
+            "nccl": dict(own=True)}
+
+    def test_bits(self):
+        folder = tempfile.mkdtemp(prefix="moiety-gpu-launches-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        for tp in (1, 2):
+            found = {}
+            for way, how in self.WAYS.items():
+                if way == "mpirun" and not shutil.which("mpirun"):
+                    continue
+                name = f"{folder}/{way}-tp{tp}"
+                code, run = train(tiny(name, 2, 1, 20, run__device=self.DEVICE, parallel__tp=tp,
+                                       train__micro_batch=4 * tp, precision__recipe="bf16",
+                                       comm__transport="nccl" if way == "nccl" else "auto"),
+                                  ranks=2, **how)
+                self.assertEqual(code, 0, run.tail())
+                found[way] = steps(name)
+                self.assertEqual(sorted(found[way])[-1], 20)
+            for way, figures in found.items():
+                self.assertEqual(figures, found["processes"], f"{way}, tp {tp}")
 
 
 def gpus():

@@ -66,6 +66,22 @@ void run(int ranks, const std::function<void(OverNccl&)>& body, Seconds deadline
   });
 }
 
+TEST(Nccl, SaysThatThereIsNoWayBetweenRanks) {
+  Functions none;
+  none.text = "NCCL was not found (pip install nvidia-nccl-cu13)";
+  EXPECT_EQ(kind_and_error_of([&] {
+              run_thread_ranks(2, {}, [&](Communicator& comm) {
+                check_possible(
+                    comm.bootstrap(), Device{},
+                    "symmetric buffer \"world, link\": no peer access between cuda:0 and "
+                    "cuda:1",
+                    none);
+              });
+            }),
+            "cuda: symmetric buffer \"world, link\": no peer access between cuda:0 and cuda:1, and "
+            "there is no NCCL: NCCL was not found (pip install nvidia-nccl-cu13)");
+}
+
 TEST(Nccl, GivesWhatEveryTransportGives) {
   for (const int ranks : {2, 3, 8}) {
     run(ranks, [ranks](OverNccl& comm) {

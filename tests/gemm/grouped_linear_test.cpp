@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/gemm/groups.h"
+#include "tests/gemm/quantized_cases.h"
 #include "tests/support/bits.h"
 #include "tests/support/error_of.h"
 
@@ -204,8 +204,95 @@ TEST(GroupedLinear, NamesItselfInErrors) {
   linear.backward_weights({});
   linear.backward_weights({});
   linear.check_idle("optimizer step");
-  EXPECT_EQ(error_of([&] { GroupedLinear("fc2", {}); }, ErrorKind::kInvalidArgument),
+  EXPECT_EQ(error_of([&] { GroupedLinear("fc2", GroupedWeight()); }, ErrorKind::kInvalidArgument),
             "grouped linear fc2: there is no weight");
+}
+
+class QuantizedGroupedLinear : public testing::TestWithParam<RecipeCase> {};
+INSTANTIATE_TEST_SUITE_P(All, QuantizedGroupedLinear, testing::ValuesIn(recipe_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// With a recipe it has the bits of the operations, however long gradients wait, and though x is gone
+// by then: its column codes are all that stays.
+TEST_P(QuantizedGroupedLinear, HasTheBitsOfTheOperationsWithoutX) {
+  static const quant::RngState rng{7, 3};
+  const Recipe& recipe = GetParam().recipe;
+  const Problem ours(DType::kBFloat16), theirs(DType::kBFloat16);
+  const int64_t n = std::ssize(ours.batches);
+  const auto bits_of = [&](int64_t m) { return RandomBits{&rng, uint32_t(m + 1)}; };
+  Arena arena("temporaries"), codes("codes");
+  const QuantizedLinear weights{&recipe, {{}, ours.w}};
+  GroupedLinear linear("fc1", weights, ours.b);
+  EXPECT_FALSE(linear.keeps_x());
+  EXPECT_TRUE(linear.keeps_columns());
+  int64_t kept = 0;
+  for (int64_t m = 0; m < n; ++m) {
+    const Batch& t = ours.batches[m];
+    const QuantizedView columns =
+        allocate_columns(recipe.input, t.groups.capacity(), kIn, t.groups.experts(), codes);
+    kept += column_bytes(recipe.input, t.groups.capacity(), kIn, t.groups.experts());
+    linear.forward({.groups = t.groups(),
+                    .x = {t.x},
+                    .prob_R = t.prob,
+                    .y = t.y,
+                    .arena = &arena,
+                    .columns = columns},
+                   {});
+    fill(t.x, NAN);
+    GroupedLinear::Backward a = t.backward();
+    a.x = {};
+    a.arena = &arena;
+    a.columns = columns;
+    a.gradient_bits = bits_of(m);
+    ours.aim(linear, int(m));
+    linear.backward_data(a, {});
+  }
+  EXPECT_EQ(codes.peak(), kept);
+  for (int64_t m = 0; m < n; ++m) {
+    ours.aim(linear, int(m));
+    linear.backward_weights({}, &arena);
+  }
+  linear.check_idle("optimizer step");
+  for (int64_t m = 0; m < n; ++m) {
+    const Batch& t = theirs.batches[m];
+    const GroupScalar beta{m == 0 ? 0.0f : 1.0f, {}};
+    const QuantizedLinear plain{&recipe, {{}, theirs.w}, bits_of(m)};
+    quantized_grouped_forward(plain, t.groups(), {t.x}, t.y, theirs.b, t.prob, arena, {});
+    quantized_grouped_input_gradient(plain, t.groups(), {t.dy}, t.dx, arena, {});
+    quantized_grouped_weight_gradient(plain, t.groups(), {t.dy}, {t.x}, theirs.dw.view(), beta,
+                                      arena, {});
+    grouped_bias_grad({.groups = t.groups(),
+                       .dy = {t.dy},
+                       .scale_R = t.prob,
+                       .dbias_EN = theirs.db,
+                       .beta = beta},
+                      {});
+    grouped_scale_grad(
+        {.groups = t.groups(), .dy = {t.dy}, .bias_EN = theirs.b, .dscale_R = t.dprob}, {});
+  }
+  EXPECT_EQ(ours.bits(), theirs.bits());
+}
+
+TEST(QuantizedGroupedLinearErrors, NameWhatIsMissing) {
+  const Recipe recipe = recipe_cases()[3].recipe;
+  const Problem p(DType::kBFloat16);
+  const Batch& t = p.batches[1];
+  GroupedLinear linear("fc1", QuantizedLinear{&recipe, {{}, p.w}});
+  GroupedLinear::Forward a{.groups = t.groups(), .x = {t.x}, .y = t.y};
+  const auto error = [&](const auto& call) { return error_of(call, ErrorKind::kInvalidArgument); };
+  EXPECT_EQ(error([&] { linear.forward(a, {}); }),
+            "grouped linear fc1: products of quantized operands need an arena");
+  Arena arena("test");
+  a.arena = &arena;
+  EXPECT_EQ(error([&] { linear.forward(a, {}); }),
+            "grouped linear fc1: forward has no place for x's columns, which the weight's gradient "
+            "reads");
+  linear.weight_target().into.grad = p.dw.view();
+  EXPECT_EQ(
+      error([&] { linear.backward_data({.groups = t.groups(), .dy = {t.dy}, .dx = t.dx}, {}); }),
+      "grouped linear fc1: backward without x's columns, which the weight's gradient reads");
+  EXPECT_EQ(error([&] { GroupedLinear("fc2", QuantizedLinear()); }),
+            "grouped linear fc2: there is no recipe");
 }
 
 // Without experts, or without rows, a contribution is one all the same.

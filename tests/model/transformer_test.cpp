@@ -1,6 +1,7 @@
 // The whole model against the naive one in double: losses, logits, statistics and gradients.
 #include "moiety/model/transformer.h"
 
+#include "moiety/base/copy.h"
 #include "moiety/model/decoder.h"
 #include "tests/model/harness.h"
 #include "tests/model/model_cases.h"
@@ -87,6 +88,37 @@ TEST_P(Model, GradientsMatchDifferencesOfTheNaiveObjective) {
       weights[tensor] = old;
       EXPECT_NEAR(along, difference, 1e-4 * norm * std::sqrt(length) + 1e-7) << tensor;
     }
+  });
+}
+
+// Forward asks for weights before it reads them: with weights that are there only when they have been
+// asked for, the bits are the same.
+TEST_P(Model, ForwardAsksForWeightsBeforeItReadsThem) {
+  const ModelCase& c = GetParam();
+  on_ranks(1, [&](comm::Communicator& world) {
+    Subject s(c, DType::kFloat32, world);
+    ModelHarness& h = s.harness;
+    const StepStats expected = h.step(s.batch.batch);
+    std::vector<std::vector<double>> weights;
+    for (const optim::Parameter& p : h.parameters) {
+      weights.push_back(values(p.weight));
+      fill_bytes(p.weight, 0xFF, {});  // NaN
+    }
+    int there = 0;
+    const StepSums sums = h.model->make_sums();
+    const ArenaScope activations(h.arena);
+    h.model->forward(s.batch.batch, h.capacity, sums, h.arena, {}, [&](int end) {
+      EXPECT_GE(end, there);
+      for (; there < end; ++there) {
+        const TensorView& w = h.parameters[there].weight;
+        for (int64_t i = 0; i < w.numel(); ++i) put(w, i, weights[there][i]);
+      }
+    });
+    EXPECT_EQ(there, static_cast<int>(weights.size()));
+    h.model->backward(s.batch.batch, {});
+    const StepStats stats = sums.read();
+    EXPECT_EQ(stats.loss_sum, expected.loss_sum);
+    EXPECT_EQ(stats.aux_sum, expected.aux_sum);
   });
 }
 

@@ -218,6 +218,7 @@ struct Rank {
   MoeLayer layer;
   Arena arena{"test", 1 << 16};
   MoeSaved saved;
+  const gemm::Recipe* recipe = nullptr;  // optional
   Tensor h, dout, addend, dh_addend, mask, router, router_bias, w1, w2, b1, b2;
   Tensor out, dh, d_router, dw1, dw2, db1, db2, count, sum, scope, info;
 
@@ -266,12 +267,17 @@ struct Rank {
                           config.alignment);
   }
   MoeWeights weights() const {
-    return {.router_ED = router,
-            .router_bias_E = router_bias,
-            .w1 = w1.view(),
-            .w2 = w2.view(),
-            .b1_LH = b1,
-            .b2_LD = b2};
+    MoeWeights all{.router_ED = router,
+                   .router_bias_E = router_bias,
+                   .w1 = w1.view(),
+                   .w2 = w2.view(),
+                   .b1_LH = b1,
+                   .b2_LD = b2};
+    if (recipe) {
+      all.quantized_1 = {recipe, {{}, w1}};
+      all.quantized_2 = {recipe, {{}, w2}};
+    }
+    return all;
   }
   MoeStats forward(int64_t capacity, bool save = true) {
     layer.forward({.weights = weights(),

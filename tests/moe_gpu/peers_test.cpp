@@ -1,7 +1,9 @@
 // Expert parallelism of ranks that are threads and share one GPU, or two: the conformance suite,
 // several plans in flight, graphs, growth, faults. The host runs the same steps in
 // tests/moe/peers_test.cpp.
+#include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
+#include "moiety/comm/gpu_waits.h"
 #include "tests/moe/early_run.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
@@ -28,6 +30,14 @@ class PeersGpu : public GpuTest, public testing::WithParamInterface<int> {
   void run(int ranks, const std::function<void(comm::Communicator&, OnGpuRank)>& body,
            comm::GpuTransport transport = comm::GpuTransport::kAuto) {
     run_on_gpus(gpus(), ranks, Seconds(20), body, transport);
+  }
+  // Whether kernels behind the rank's waits can see that one has failed.
+  static bool knows_of_fault(comm::Communicator& world, const OnGpuRank& place) {
+    for (const uint64_t* word : comm::fault_words(world)) {
+      const TensorView there(const_cast<uint64_t*>(word), DType::kUInt64, {1}, place.device());
+      if (*to_host(there, place.stream).data<uint64_t>() != 0) return true;
+    }
+    return false;
   }
   // What carries the operations of a communicator: NCCL, where each rank has a GPU.
   comm::GpuTransport carrier(int ranks) const {
@@ -213,6 +223,7 @@ TEST_P(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
       place.stream.synchronize();
       const std::string text = error_of([&] { group.check(); });
       EXPECT_TRUE(thrown == "no error" || thrown == text) << thrown;
+      EXPECT_EQ(knows_of_fault(world, place), text != "no error");
       world.barrier();
       group.close();
       return text;

@@ -37,6 +37,16 @@ const NormCase kNormCases[] = {
     {"longest", 65, 16392, false, true},
 };
 
+// More rows than norm_order has classes.
+const NormCase kNormManyRows[] = {
+    {"many_rows", 300, 264},
+    {"many_rows_with_addend", 1000, 520, false, true},
+    {"many_heads_of_64", 6002, 64, true},
+    {"many_heads_of_128", 2800, 128, true},
+    {"many_heads_of_256", 2740, 256, true},
+    {"many_short_rows_with_addend", 16500, 24, false, true},
+};
+
 // rows x n, or [rows / 2, 2, 3, n] cut out of [rows / 2, 2, 4, n].
 struct NormRows {
   NormRows(const NormCase& c, DType dtype, unsigned seed)
@@ -58,7 +68,7 @@ struct NormProblem {
         addend(c, dtype, 5),
         weight(normal_tensor(dtype, {c.n}, 6)),
         grad(normal_tensor(compute_dtype(dtype), {c.n}, 7)),
-        workspace(compute_dtype(dtype), {norm_blocks(row_count(x.view)), c.n}),
+        workspace(compute_dtype(dtype), {norm_blocks(row_count(x.view), c.n), c.n}),
         with_addend(c.addend) {}
   NormArgs forward() const { return {x.view, weight, y.view, 1e-3f}; }
   NormBackwardArgs backward(bool accumulate) const {

@@ -67,10 +67,12 @@ TEST(NormKernel, ARowStaysInRegistersIfItFits) {
   expect(DType::kFloat32, 1032, kLong, 2048);
 }
 
-TEST(NormKernel, ShortRowsWithAnAddendTakeTheRing) {
+TEST(NormKernel, ShortRowsTakeTheRingNeverAndAreAloneWithoutAnAddend) {
   EXPECT_EQ(backward({DType::kBFloat16, 128, true, false}),
             (NormKernel{kShort, DType::kBFloat16, 128}));
   EXPECT_EQ(backward({DType::kBFloat16, 128, true, true}),
+            (NormKernel{kLong, DType::kBFloat16, 0}));
+  EXPECT_EQ(backward({DType::kBFloat16, 264, true, false}),
             (NormKernel{kRing, DType::kBFloat16, 2048}));
 }
 

@@ -40,7 +40,7 @@ struct NormRopeProblem {
         q_grad(normal_tensor(compute(dtype), {c.head_dim}, 6)),
         k_grad(normal_tensor(compute(dtype), {c.head_dim}, 7)),
         workspace(compute(dtype),
-                  {norm_rope_blocks(c.tokens, c.groups, c.queries + 1), c.head_dim}),
+                  {norm_rope_blocks(c.tokens, c.groups, c.queries + 1, c.head_dim), c.head_dim}),
         table(rope_table(kPositions, c.head_dim, 1e4)) {
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < c.tokens; ++t) positions.push_back(int32_t(t * 37 % kPositions));

@@ -44,7 +44,8 @@ TEST_P(NormRope, BackwardHasTheBitsOfRopeThenNorm) {
     const auto norm_gradient = [&](int64_t begin, int64_t end, const Tensor& weight,
                                    const Tensor& grad) {
       const TensorView part = d.slice(2, begin, end);
-      const Tensor workspace(grad.view().dtype(), {norm_blocks(row_count(part)), a.c.head_dim});
+      const Tensor workspace(grad.view().dtype(),
+                             {norm_blocks(row_count(part), a.c.head_dim), a.c.head_dim});
       norm_backward_ref(
           {x.slice(2, begin, end), weight, part, {}, part, grad, workspace, 1e-3f, a.c.accumulate});
     };

@@ -10,7 +10,13 @@ class Norm : public testing::TestWithParam<NormCase> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, Norm, testing::ValuesIn(kNormCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(Norm, FastPathHasTheBitsOfTheReference) {
+class NormBits : public Norm {};
+INSTANTIATE_TEST_SUITE_P(Shapes, NormBits, testing::ValuesIn(kNormCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Many, NormBits, testing::ValuesIn(kNormManyRows),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(NormBits, FastPathHasTheBitsOfTheReference) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool accumulate : {false, true}) {
       const NormProblem a(GetParam(), dtype), b(GetParam(), dtype);

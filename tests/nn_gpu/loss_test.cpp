@@ -1,6 +1,7 @@
 // Cross-entropy of rows of logits on a GPU, from a captured graph, has the bits of the reference.
 #include "moiety/base/graph.h"
 #include "tests/nn/loss_cases.h"
+#include "tests/support/bits.h"
 #include "tests/support/gpu_test.h"
 #include "tests/support/mirror.h"
 
@@ -56,20 +57,23 @@ TEST_F(LossGpu, HasTheBitsOfTheReference) {
   }
 }
 
-// Rows that are read once: where groups, segments and registers begin and end, and more rows than
-// thread blocks.
+// Rows that are read once: where the kernels of one, two and four blocks a row begin and end, and
+// more rows than clusters.
 TEST_F(LossGpu, RowsReadOnceHaveTheBitsOfTheReference) {
   const LossCase cases[] = {
       {"one_row", 1, 32000, 1, 1},
-      {"shortest", 3, 20484, 1, 1, 1e-4f, true},
+      {"shortest", 3, 20488, 1, 1, 1e-4f, true},
+      {"rows_of_fours", 3, 20484, 1, 1, 1e-4f, true},
       {"rows_of_several_turns", 400, 20992, 1, 1, 0, true},
-      {"all_in_shared_memory", 5, 53248, 1, 1},
-      {"first_in_registers", 5, 53252, 1, 1, 1e-4f},
-      {"second_in_registers", 140, 57600, 1, 1},
-      {"registers_of_several_turns", 270, 65536, 1, 1, 1e-4f, true},
-      {"longest", 5, 77824, 1, 1},
-      {"too_long", 5, 77828, 1, 1, 1e-4f, true},
+      {"longest_of_a_block", 5, 51200, 1, 1},
+      {"shortest_of_two", 140, 51208, 1, 1, 1e-4f},
+      {"longest_of_two", 5, 102400, 1, 1, 0, true},
+      {"shortest_of_four", 40, 102408, 1, 1, 1e-4f, true},
       {"large", 6, 151936, 1, 1, 1e-4f},
+      {"longest_of_four_in_fewer_registers", 3, 163840, 1, 1},
+      {"shortest_of_four_in_more_registers", 3, 163848, 1, 1},
+      {"longest", 5, 204800, 1, 1},
+      {"too_long", 5, 204808, 1, 1, 1e-4f, true},
   };
   for (const LossCase& c : cases) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -79,8 +83,41 @@ TEST_F(LossGpu, RowsReadOnceHaveTheBitsOfTheReference) {
   }
 }
 
+// A warp looks at the targets of 32 of its rows at a time. The rows are 33 times the same ones.
+TEST_F(LossGpu, MoreRowsThanAWarpLooksAtAtATime) {
+  constexpr int64_t kTimes = 33, kRows = 140, kVocabulary = 20488;
+  const DType single = DType::kFloat32, half = DType::kBFloat16;
+  const LossProblem p({"", kRows, kVocabulary, 1, 1, 0, true}, single);
+  const Tensor z = normal_tensor(single, {kRows, kVocabulary}, 4), dz(half, {kRows, kVocabulary});
+  cross_entropy_cpu({z, p.target, p.mask_view(), p.loss, dz, 0});
+  const auto repeated = [&](const TensorView& x) {
+    std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+    sizes[0] *= kTimes;
+    Tensor out(x.dtype(), sizes, kGpu, "operand");
+    for (int64_t i = 0; i < kTimes; ++i) {
+      copy(out.view().slice(0, i * kRows, (i + 1) * kRows), x, stream);
+    }
+    return out;
+  };
+  const Tensor all_z = repeated(z), target = repeated(p.target), mask = repeated(p.mask),
+               loss(single, {kTimes * kRows}, kGpu),
+               all_dz(half, {kTimes * kRows, kVocabulary}, kGpu);
+  cross_entropy({all_z, target, mask, loss, all_dz, 0}, stream);
+  for (int64_t i = 0; i < kTimes; ++i) {
+    const auto part = [&](const Tensor& x) {
+      const TensorView there = x.view().slice(0, i * kRows, (i + 1) * kRows);
+      Tensor out(there.dtype(), there.sizes());
+      copy(out, there, stream);
+      stream.synchronize();
+      return out;
+    };
+    EXPECT_EQ(bytes_of(part(loss)), bytes_of(p.loss)) << i;
+    EXPECT_TRUE(bytes_of(part(all_dz)) == bytes_of(dz)) << i;
+  }
+}
+
 TEST_F(LossGpu, TargetsThatCannotBeGiveNan) {
-  for (const int64_t vocabulary : {300, 20484, 77828}) {
+  for (const int64_t vocabulary : {300, 20488, 102408, 204808}) {
     const Tensor z = normal_tensor(DType::kFloat32, {4, vocabulary}, 1), loss(DType::kFloat32, {4}),
                  dz(DType::kBFloat16, {4, vocabulary}),
                  target = int32_tensor({0, int32_t(vocabulary), -1, kIgnoredTarget});

@@ -32,6 +32,9 @@ class NormGpu : public GpuTest, public testing::WithParamInterface<NormCase> {
 INSTANTIATE_TEST_SUITE_P(Shapes, NormGpu, testing::ValuesIn(kNormCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(Many, NormGpu, testing::ValuesIn(kNormManyRows),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 TEST_P(NormGpu, HasTheBitsOfTheReference) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool accumulate : {false, true}) {

@@ -69,6 +69,9 @@ class GradNormGpu : public GpuTest {
     };
     grad_statistics(table, m(host), stream);
     expect_same(result(), want);
+    for (size_t s = segments.size(); s > 0; --s) begin_grad_statistics(table, s - 1, s, stream);
+    end_grad_statistics(table, m(host), stream);
+    expect_same(result(), want);
     const Graph graph(stream, [&] { grad_statistics(table, m(host), stream); });
     for (int i = 0; i < 2; ++i) {
       copy(m(host), host, stream);

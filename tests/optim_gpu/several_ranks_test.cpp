@@ -152,6 +152,65 @@ TEST_P(OptimizerRanksGpu, ACapturedStepHasTheBitsOfAnEagerOne) {
   });
 }
 
+// Weights that wait for the next forward pass: the bits of those that do not, when forward has waited
+// for them, and between steps when they were asked for; eager and captured.
+TEST_P(OptimizerRanksGpu, LateWeightsHaveTheSameBits) {
+  run([&](const GridGroups& groups, const Stream& stream) {
+    comm::Communicator& world = groups.world();
+    OptimizerConfig late = config(stream.device());
+    late.late_weights = true;
+    DistributedOptimizer plain(specs_of(std::nullopt), config(stream.device()), groups);
+    DistributedOptimizer other(specs_of(std::nullopt), late, groups);
+    const int all = static_cast<int>(std::ssize(plain.parameters()));
+    for (DistributedOptimizer* optimizer : {&plain, &other}) optimizer->initialize(5, stream);
+    const Tensor in(DType::kFloat64, {input_word::kCount + 3}, stream.device());
+    const Tensor out(DType::kFloat64, {report_word::kCount + 3}, stream.device());
+    const auto forward = [&] {
+      other.begin_forward(stream);
+      for (int end = 1; end <= all; ++end) other.await_weights(end, stream);
+    };
+    const auto ended = [&] {
+      Event end;
+      end.record(stream);
+      world.wait(end);
+      world.barrier();  // what follows may wait for all kernels
+    };
+    std::optional<Graph> graph;
+    for (int step = 0; step < 6; ++step) {
+      SCOPED_TRACE(step);
+      std::vector<double> words = input_words(input_of(step));
+      copy(in, {words.data(), DType::kFloat64, {std::ssize(words)}}, stream);
+      contribute_to(plain, step, false, stream, world.rank());
+      plain.enqueue(in, out, stream);
+      ended();
+      contribute_to(other, step, false, stream, world.rank());
+      stream.synchronize();
+      world.barrier();
+      if (step < 3) {
+        forward();
+        report(other, step, stream);
+        other.enqueue(in, out, stream);
+        EXPECT_NE(error_of([&] { other.enqueue(in, out, stream); }).find("without begin_forward"),
+                  std::string::npos);
+      } else {
+        world.run_alone(false);
+        if (!graph) {
+          graph.emplace(stream, [&] { forward(), other.enqueue(in, out, stream); });
+          stream.synchronize();
+          world.barrier();
+        }
+        graph->launch(stream);
+        world.run_alone(true);
+      }
+      ended();
+      if (step % 2 == 0) other.complete_weights(stream);
+      if (step % 2 == 1) forward();
+      ASSERT_EQ(difference(plain, other, stream), "");
+      other.compare_copies();
+    }
+  });
+}
+
 // A rank that never comes: the others' weights, masters and moments stay as they are.
 TEST_P(OptimizerRanksGpu, NoWeightChangesBehindALatePeer) {
   run(

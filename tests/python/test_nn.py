@@ -8,7 +8,7 @@ import torch._dynamo
 
 import moiety
 import reference
-from moiety import nn
+from moiety import _experts, nn
 
 def splits():
     return torch.tensor([5, 0, 9, 2])
@@ -360,3 +360,34 @@ def test_training_goes_down():
         optimizer.zero_grad()
         losses.append(float(loss))
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_refresh_lays_moved_parameters_together_again():
+    module = mlp(params="indexed", bias=True, bias_params="indexed")
+    before = module(rows(), splits())
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+    names = {name: id(p) for name, p in module.named_parameters()}
+    assert _experts.over(module.fc1.experts_of("weight")) is None
+    assert torch.equal(module(rows(), splits()), before)  # as a copy
+    assert nn.refresh(torch.nn.ModuleList([module])) == 4
+    assert nn.refresh(module) == 0
+    assert {name: id(p) for name, p in module.named_parameters()} == names
+    for linear in (module.fc1, module.fc2):
+        for name in ("weight", "bias"):
+            assert _experts.over(linear.experts_of(name)) is not None
+    assert torch.equal(module(rows(), splits()), before)
+
+
+def test_quantized_weights_are_those_of_the_moment():
+    module = nn.GroupedLinear(3, 16, 16, recipe="mxfp8", dtype=torch.bfloat16)
+    x, sizes = torch.randn(6, 16, dtype=torch.bfloat16), torch.tensor([2, 2, 2])
+    module(x, sizes)
+    with torch.no_grad():
+        module.weight.neg_()
+    got = module(x, sizes)
+    assert nn.refresh(module) == 0
+    assert got.any() and torch.equal(module(x, sizes), got)
+    with torch.no_grad():
+        module.weight.neg_()
+    assert torch.equal(module(x, sizes), -got)

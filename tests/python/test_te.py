@@ -360,8 +360,9 @@ def test_hooks_run_once_through_the_fused_path():
     for delay in (False, True):
         model, seen = mlp(delay_wgrad_compute=delay), []
         for i, name in ((0, "fc1"), (2, "fc2")):
-            model[i].register_wgrad_accumulation_and_reduce_hooks(lambda name=name: seen.append(name))
-            model[i].register_forward_pre_hook(lambda *args, name=name: seen.append("pre " + name))
+            model[i].register_wgrad_accumulation_and_reduce_hooks(lambda name=name, seen=seen: seen.append(name))
+            model[i].register_forward_pre_hook(
+                lambda *args, name=name, seen=seen: seen.append("pre " + name))
         run(model)
         assert model.path == "fused"
         if delay:

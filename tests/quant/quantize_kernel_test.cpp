@@ -12,6 +12,7 @@ std::vector<QuantizeKernel> all_kernels() {
   std::vector<QuantizeKernel> out(kFp8Kernels.begin(), kFp8Kernels.end());
   out.insert(out.end(), kMxfp8Kernels.begin(), kMxfp8Kernels.end());
   out.insert(out.end(), kNvfp4Kernels.begin(), kNvfp4Kernels.end());
+  out.insert(out.end(), kRequantizeKernels.begin(), kRequantizeKernels.end());
   return out;
 }
 
@@ -39,7 +40,7 @@ std::vector<QuantSpec> legal_specs() {
   return out;
 }
 
-// visit(description) of every job that quantize() takes of these tensors.
+// visit(description) of every job that quantize() and requantize_col() take of these tensors.
 template <class Visit>
 void for_legal_jobs(Visit&& visit) {
   static const RngState rng{};
@@ -51,7 +52,10 @@ void for_legal_jobs(Visit&& visit) {
         if (spec.row_scaled && wanted.col) continue;
         const Tensor x(dtype, {32, 48});
         const QuantizedTensor out(spec, 32, 48, wanted);
-        visit(traits_of(make_quantize_job("quantize", x, out.view(), options)));
+        QuantizeTraits traits = traits_of(make_quantize_job("quantize", x, out.view(), options));
+        visit(traits);
+        traits.coded = dtype == DType::kBFloat16 && traits.col && !wanted.row;
+        if (traits.coded) visit(traits);
       }
     }
   }
@@ -91,6 +95,8 @@ TEST(QuantizeKernel, ACastTakesTheFormatTypeAndRoundingThatItIsAskedFor) {
     const QuantizeKernel measure = choose_kernel(QuantizePass::kMeasure, traits);
     EXPECT_EQ(measure.dtype, traits.dtype);
     EXPECT_EQ(measure.col, traits.rotated && traits.want_col);
+    EXPECT_EQ(cast.coded, traits.coded);
+    EXPECT_EQ(measure.coded, traits.coded);
   });
 }
 
@@ -113,6 +119,8 @@ TEST(QuantizeKernel, WhatHasNoKernelIsNamed) {
          "quantize: no kernel for fp8_tensor from float32, row_scaled");
   expect(kMeasure, {.format = Format::kNvfp4, .dtype = DType::kFloat16},
          "compute_amax: no kernel for nvfp4 from float16");
+  expect(kCast, {.format = Format::kMxfp8Tile32, .dtype = DType::kBFloat16, .coded = true},
+         "quantize: no kernel for mxfp8_tile32 from codes");
 }
 
 }  // namespace

@@ -5,30 +5,10 @@
 #include "moiety/quant/cpu_path.h"
 #include "moiety/quant/dequantize.h"
 #include "tests/quant/grouped_cases.h"
+#include "tests/quant/requantize_cases.h"
 
 namespace moiety::quant {
 namespace {
-
-std::vector<QuantSpec> row_specs(bool grouped) {
-  QuantSpec any_scale = QuantSpec::of(Format::kFp8Block1x128);
-  any_scale.pow2_scales = false;
-  any_scale.element = DType::kE5M2;
-  QuantSpec nvfp4 = QuantSpec::of(Format::kNvfp4), each_row = nvfp4;
-  each_row.row_scaled = true;
-  std::vector<QuantSpec> out = {QuantSpec::of(Format::kFp8Block1x128), any_scale,
-                                QuantSpec::of(Format::kMxfp8), each_row};
-  if (!grouped) out.push_back(nvfp4);
-  return out;
-}
-
-// The outputs that have a col direction of their own.
-std::vector<SpecCase> col_cases() {
-  std::vector<SpecCase> cases = spec_cases();
-  std::erase_if(cases, [](const SpecCase& c) {
-    return c.spec.row_scaled || c.spec.format == Format::kMxfp8Tile32;
-  });
-  return cases;
-}
 
 std::string arrays_of(const QuantizedView& x) {
   std::string out;

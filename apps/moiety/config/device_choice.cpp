@@ -5,11 +5,16 @@
 #include "apps/moiety/exit_code.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/gpu_waits.h"
 
 namespace moiety::app {
 namespace {
 
 constexpr int kLeastMajor = 9;  // Hopper
+// A rank's streams that wait for peers: its own, the lane of what travels beside computing, and that
+// of the exchange of experts.
+constexpr int kStreams = 3;
+constexpr int kMostOfGpu = comm::kMaxWaitingStreamsOfGpu / kStreams;
 
 std::string gpus_text(int count) { return text("{} GPU{}", count, count == 1 ? "" : "s"); }
 
@@ -69,7 +74,14 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
                      ranks_text(wish), gpus_text(gpus.count))};
   }
   const int taken = std::min(here(wish), gpus.count);
-  return {.device = gpu, .gpus = taken, .of_gpu = static_cast<int>(ceil_div(here(wish), taken))};
+  const int of_gpu = static_cast<int>(ceil_div(here(wish), taken));
+  if (of_gpu > kMostOfGpu) {
+    const std::string many = text("{}, and this host has {}: at most {} ranks can share one",
+                                  ranks_text(wish), gpus_text(gpus.count), kMostOfGpu);
+    if (demanded) throw UsageError("run.device = \"cuda\": {}", many);
+    return {.device = {}, .note = many + ": computing on the CPU"};
+  }
+  return {.device = gpu, .gpus = taken, .of_gpu = of_gpu};
 }
 
 DeviceChoice rank_devices(const DeviceWish& wish) {

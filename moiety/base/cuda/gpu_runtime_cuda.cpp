@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
@@ -115,6 +117,16 @@ void free_pinned(void* data) noexcept {
 
 namespace {
 
+// A byte of the GPU, which the process keeps.
+void* any_byte(int device) {
+  static std::mutex mutex;
+  static auto& bytes = *new std::map<int, void*>;
+  const std::lock_guard lock(mutex);
+  void*& byte = bytes[device];
+  if (!byte) MOIETY_CUDA_CHECK(cudaMalloc(&byte, 1));
+  return byte;
+}
+
 // The highest priority is left to kernels of a warp for which other ranks wait (comm/mapped).
 void* create_stream_of(int device, bool high) {
   const CudaDeviceGuard guard(device);
@@ -123,6 +135,8 @@ void* create_stream_of(int device, bool high) {
   cudaStream_t stream = nullptr;
   MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
                                                  high ? std::min(highest + 1, lowest) : lowest));
+  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, stream));
+  MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream));
   return stream;
 }
 

@@ -36,8 +36,9 @@ __device__ void block_copy(std::byte* to, const std::byte* from, int bytes) {
   copy_as<uint8_t>(to, from, bytes);
 }
 
-// Pushes to all peers, meets them, then uses what they have pushed. A rank's place at a peer is
-// written again two meetings later, when that peer has read it.
+// Pushes to all peers, meets them, then uses what they have pushed; nothing if one has not come: what
+// then lies in its place came before. A rank's place at a peer is written again two meetings later,
+// when that peer has read it.
 template <class Use>
 __device__ void exchange(const Region& region, const Meeting& meeting,
                          const SmallOperands& operands, Use&& use) {
@@ -56,14 +57,16 @@ __device__ void exchange(const Region& region, const Meeting& meeting,
   __syncthreads();
   const uint64_t begun = nanoseconds();
   const int peer = threadIdx.x;
+  bool met = true;
   if (peer < region.ranks && (meeting.peers >> peer & 1)) {
     const PairCall call = call_with(meeting, peer);
     post(region, call, peer, counts[peer]);
-    wait_for(region, call, peer, counts[peer]);
+    met = wait_for(region, call, peer, counts[peer]);
     region.control->counts[peer] = counts[peer];
   }
-  __syncthreads();
+  met = __syncthreads_and(met);
   if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
+  if (!met) return;
   use([&](int r) -> const std::byte* {
     return memory_of(region, region.rank) + exchange_at(region.places, r, counts[r]);
   });

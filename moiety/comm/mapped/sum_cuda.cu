@@ -3,6 +3,7 @@
 #include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/kernels.h"
 #include "moiety/comm/mapped/sum_device.cuh"
+#include "moiety/comm/packs.cuh"
 
 namespace moiety::comm::mapped {
 namespace {
@@ -43,16 +44,9 @@ constexpr int64_t kShortCopy = int64_t{16} << 20;
 constexpr int kCopyFlight = 4;
 
 __global__ void __launch_bounds__(kThreads) copy_kernel(uint4* to, const uint4* from, int64_t n) {
-  const int64_t first = int64_t{blockIdx.x} * kThreads * kCopyFlight + threadIdx.x;
-  uint4 value[kCopyFlight];
-#pragma unroll
-  for (int f = 0; f < kCopyFlight; ++f) {
-    if (first + f * kThreads < n) value[f] = from[first + f * kThreads];
-  }
-#pragma unroll
-  for (int f = 0; f < kCopyFlight; ++f) {
-    if (first + f * kThreads < n) to[first + f * kThreads] = value[f];
-  }
+  carry_packs<kThreads, kCopyFlight>(
+      int64_t{blockIdx.x} * kThreads * kCopyFlight + threadIdx.x, n,
+      [&](int64_t i) { return from[i]; }, [&](int64_t i, const uint4& x) { to[i] = x; });
 }
 
 }  // namespace

@@ -55,20 +55,11 @@ void compare_on_host(const Desk& desk) {
 
 }  // namespace
 
-void check_possible(Bootstrap& bootstrap, Device gpu, const std::string& why) {
-  std::string mine;
-  if constexpr (kCudaBuilt) {
-    const auto identity = gpu_identity(gpu.index);
-    mine.assign(identity.begin(), identity.end());
+void check_possible(Bootstrap& bootstrap, Device gpu, const std::string& why, const Functions& f) {
+  if (const std::optional<SharedGpu> shared = find_shared_gpu(bootstrap, gpu)) {
+    throw UsageError("{}: ranks {} and {} share {}, which NCCL refuses", why, shared->first,
+                     shared->second, name(gpu));
   }
-  const std::vector<std::string> all = bootstrap.all_gather(mine);
-  for (size_t b = 1; b < all.size(); ++b) {
-    for (size_t a = 0; a < b; ++a) {
-      if (all[a] != all[b]) continue;
-      throw UsageError("{}: ranks {} and {} share {}, which NCCL refuses", why, a, b, name(gpu));
-    }
-  }
-  const Functions& f = functions();
   agree(bootstrap, f.available ? "" : text("{}, and there is no NCCL: {}", why, f.text),
         ErrorKind::kCuda);
 }

@@ -20,7 +20,8 @@ namespace moiety::comm::nccl {
 
 // Throws UsageError naming two ranks that share a GPU, which NCCL refuses, or Error(kCuda) if a rank
 // has no NCCL; `why` opens the text. Collective.
-void check_possible(Bootstrap& bootstrap, Device gpu, const std::string& why);
+void check_possible(Bootstrap& bootstrap, Device gpu, const std::string& why,
+                    const Functions& functions);
 
 class Link final : public GpuLink {
  public:

@@ -42,7 +42,5 @@ void close_on_gpu(const Desk& desk, const Stream& stream);
 void load_mark_kernels();
 // Whether a graph captures the GPU's stream.
 bool in_capture(const Stream& stream);
-// Something that two GPUs never share.
-std::array<char, 16> gpu_identity(int device);
 
 }  // namespace moiety::comm::nccl

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/wait_device.cuh"
 #include "moiety/comm/nccl/marks.h"
@@ -73,15 +71,6 @@ bool in_capture(const Stream& stream) {
   MOIETY_CUDA_CHECK(
       cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
   return status == cudaStreamCaptureStatusActive;
-}
-
-std::array<char, 16> gpu_identity(int device) {
-  cudaDeviceProp properties{};
-  MOIETY_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  std::array<char, 16> out{};
-  static_assert(sizeof(properties.uuid) == sizeof(out));
-  std::memcpy(out.data(), &properties.uuid, sizeof(out));
-  return out;
 }
 
 }  // namespace moiety::comm::nccl

@@ -4,9 +4,9 @@
 // accumulator. Steps are taken by 32 from the first one, so an element's bits depend on its row and
 // its column alone, whatever the blocking, the rows and the threads. Subnormals are zeros.
 //
-// b is packed into panels as in gemm_bf16.cpp. Rows of a are copied, since the tiles' loads of 16 rows
-// that lie a power of two apart evict each other; for kNT they are turned around. Four accumulators
-// of 16 x 16 run over `kReduction` steps, and wait in fp32 scratch between such runs.
+// b is packed into panels as in gemm_bf16.cpp. Rows of a are copied tile by tile, so that a tile's load
+// reads 1 KiB that the prefetchers see coming; for kNT they are turned around. Four accumulators of
+// 16 x 16 run over `kReduction` steps, and wait in fp32 scratch between such runs.
 #include "moiety/gemm/gemm_block.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -42,10 +42,10 @@ constexpr int64_t kTile = 16;  // rows and columns of a tile, and pairs of one p
 constexpr int64_t kPairTile = 2 * kTile;
 constexpr int64_t kRowBlock = 128;
 constexpr int64_t kReduction = 1024;
-constexpr int64_t kRunPairs = kReduction / 2;
-constexpr int64_t kRowStride = kRunPairs + kLanes;  // not a power of two: rows in different sets
-constexpr int64_t kPackedPairs = 1 << 18;           // of b, packed at a time: 1 MiB, but
-constexpr int64_t kPackedColumns = 128;             // at least this many columns
+constexpr int64_t kTilePairs = kTile * kTile;
+constexpr int64_t kAhead = 4;              // rows that are asked for before they are copied
+constexpr int64_t kPackedPairs = 1 << 18;  // of b, packed at a time: 1 MiB, but
+constexpr int64_t kPackedColumns = 128;    // at least this many columns
 
 // Eight tiles of 16 rows of 64 bytes.
 struct alignas(64) TileShapes {
@@ -56,15 +56,12 @@ struct alignas(64) TileShapes {
 static_assert(sizeof(TileShapes) == 64);
 constexpr TileShapes kShapes;
 
-// 16 rows of pairs, `stride` bytes apart.
-struct Rows {
-  const void* data;
-  int64_t stride;
-};
+// The tiles of 16 rows and 32 steps of a, those of 16 rows one behind the other, `runs` of them. Steps
+// past the end of the reduction are zeros.
 
-// Turns steps [p0, p0 + k) of columns [i0, i0 + m) of a into rows: pair p of row i is at
-// out[i * kRowStride + p]. Pairs past the end, up to a multiple of 16, are zeros.
+// Turns steps [p0, p0 + k) of columns [i0, i0 + m) of a into rows of tiles.
 void turn_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair* out) {
+  const int64_t runs = ceil_div(k, kPairTile);
   for (int64_t p = 0; p < k; p += 2 * kTile) {
     const bf16* steps[2 * kTile];
     for (int64_t s = 0; s < 2 * kTile; ++s) {
@@ -82,30 +79,33 @@ void turn_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair
 #pragma GCC unroll 16
         for (int q = 0; q < kTile; ++q) x[q] = _mm512_load_si512(columns[q] + half * kTile);
         transpose16(x);
-        Pair* row = out + (i + half * kTile) * kRowStride + p / 2;
+        Pair* tile = out + ((i / kTile + half) * runs + p / kPairTile) * kTilePairs;
 #pragma GCC unroll 16
-        for (int r = 0; r < kTile; ++r) _mm512_storeu_si512(row + r * kRowStride, x[r]);
+        for (int r = 0; r < kTile; ++r) _mm512_store_si512(tile + r * kTile, x[r]);
       }
     }
   }
 }
 
-// Copies rows [i0, i0 + m) and steps [p0, p0 + k) of a to the same places of `out`.
+// Copies rows [i0, i0 + m) and steps [p0, p0 + k) of a into tiles.
 void copy_a(const Product& g, int64_t i0, int64_t m, int64_t p0, int64_t k, Pair* out) {
+  const int64_t runs = ceil_div(k, kPairTile);
   for (int64_t i = 0; i < m; ++i) {
     const bf16* row = g.a.row<bf16>(i0 + i);
-    for (int64_t p = 0; p < k; p += 2 * kTile) {
-      _mm512_storeu_si512(out + i * kRowStride + p / 2,
-                          row ? load32(row + p0 + p, k - p) : _mm512_setzero_si512());
+    const bf16* later = g.a.row<bf16>(i0 + std::min(i + kAhead, m - 1));
+    Pair* to = out + i / kTile * runs * kTilePairs + i % kTile * kTile;
+    for (int64_t p = 0; p < k; p += kPairTile, to += kTilePairs) {
+      if (later) _mm_prefetch(later + p0 + p, _MM_HINT_T0);
+      _mm512_store_si512(to, row ? load32(row + p0 + p, k - p) : _mm512_setzero_si512());
     }
   }
 }
 
 // Up to 32 x 32 accumulators: out = in (or 0) + a b over `runs` times 32 steps.
 template <bool kTwoRows, bool kTwoColumns>
-void tile(Rows a0, Rows a1, const Pair* b, int64_t runs, const float* in, int64_t in_stride,
+void tile(const Pair* a, const Pair* b, int64_t runs, const float* in, int64_t in_stride,
           float* out, int64_t out_stride) {
-  constexpr int64_t kPanelBytes = kPanel * sizeof(Pair);
+  constexpr int64_t kPanelBytes = kPanel * sizeof(Pair), kTileBytes = kTile * sizeof(Pair);
   const int64_t in_bytes = in_stride * 4, out_bytes = out_stride * 4;
   asm volatile("" ::: "memory");  // the loads of tiles do not say what they read
   if (in) {
@@ -121,18 +121,17 @@ void tile(Rows a0, Rows a1, const Pair* b, int64_t runs, const float* in, int64_
     if constexpr (kTwoRows) _tile_zero(2);
     if constexpr (kTwoRows && kTwoColumns) _tile_zero(3);
   }
-  const char* first = static_cast<const char*>(a0.data);
-  const char* second = static_cast<const char*>(a1.data);
-  for (int64_t r = 0; r < runs; ++r, b += kTile * kPanel, first += 64, second += 64) {
+  const Pair* second = a + runs * kTilePairs;
+  for (int64_t r = 0; r < runs; ++r, b += kTile * kPanel, a += kTilePairs, second += kTilePairs) {
     _tile_loadd(6, b, kPanelBytes);
-    _tile_loadd(4, first, a0.stride);
+    _tile_loadd(4, a, kTileBytes);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kTwoColumns) {
       _tile_loadd(7, b + kTile, kPanelBytes);
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kTwoRows) {
-      _tile_loadd(5, second, a1.stride);
+      _tile_loadd(5, second, kTileBytes);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (kTwoColumns) _tile_dpbf16ps(3, 5, 7);
     }
@@ -154,6 +153,14 @@ void stream(const float* in, float* out, int64_t out_stride) {
   for (int64_t r = 0; r < kPairTile; ++r) {
     _mm512_stream_ps(out + r * out_stride, _mm512_load_ps(in + r * kPanel));
     _mm512_stream_ps(out + r * out_stride + kLanes, _mm512_load_ps(in + r * kPanel + kLanes));
+  }
+}
+
+// Asks for the lines that rows of a result are stored to, while they are computed: stores that wait for
+// memory halve the rate of products with a short reduction.
+void fetch(const std::byte* out, int64_t rows, int64_t row_bytes, int64_t bytes) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t b = 0; b < bytes; b += 64) _mm_prefetch(out + r * row_bytes + b, _MM_HINT_T1);
   }
 }
 
@@ -181,7 +188,7 @@ void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, c
   const bool turned = g.op == GemmOp::kNT;
   const bool past_caches =
       turned && reinterpret_cast<uintptr_t>(e.out) % 64 == 0 && e.out_stride % kLanes == 0;
-  const int64_t waiting_stride = round_up(n, kPanel);
+  const int64_t waiting_stride = round_up(n, kPanel), out_size = byte_size(e.out_dtype, 1);
   alignas(64) float out[kPairTile * kPanel];
   for (int64_t p = 0; p == 0 || p < g.k; p += kReduction) {
     const int64_t k = std::min(kReduction, g.k - p);
@@ -191,9 +198,7 @@ void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, c
     } else {
       copy_a(g, i0, m, p, k, copied);
     }
-    const auto rows_at = [&](int64_t i) -> Rows {
-      return {copied + i * kRowStride, kRowStride * static_cast<int64_t>(sizeof(Pair))};
-    };
+    const int64_t runs = ceil_div(k, kPairTile);
     for (int64_t j = 0; j < n; j += kPanel) {
       const int64_t live = std::min(kPanel, n - j);
       for (int64_t i = 0; i < m; i += kPairTile) {
@@ -208,10 +213,14 @@ void row_block(const Product& g, int64_t i0, int64_t m, int64_t j0, int64_t n, c
           to = place;
           to_stride = e.out_stride;
         }
-        const bool two_rows = rows > kTile;
-        kTiles[two_rows][live > kTile](rows_at(i), two_rows ? rows_at(i + kTile) : Rows{},
-                                       packed + j * pairs + p / 2 * kPanel, ceil_div(k, kPairTile),
-                                       p > 0 ? wait : nullptr, waiting_stride, to, to_stride);
+        if (last && !streamed) {
+          fetch(
+              static_cast<const std::byte*>(e.out) + ((i0 + i) * e.out_stride + j0 + j) * out_size,
+              rows, e.out_stride * out_size, live * out_size);
+        }
+        kTiles[rows > kTile][live > kTile](copied + i * runs * kTile,
+                                           packed + j * pairs + p / 2 * kPanel, runs,
+                                           p > 0 ? wait : nullptr, waiting_stride, to, to_stride);
         if (streamed) stream(out, place, e.out_stride);
         if (!last || full) continue;
         if (bare && !plain && live == kPanel &&
@@ -238,7 +247,7 @@ void block_gemm_amx(const Product& g) {
   const int64_t columns = std::max(kPackedColumns, kPackedPairs / pairs / kPanel * kPanel);
   const int64_t widest = round_up(std::min(columns, g.n), kPanel);
   Pair* packed = packed_scratch.get(widest * pairs);
-  Pair* copied = copied_scratch.get(kRowBlock * kRowStride);
+  Pair* copied = copied_scratch.get(kRowBlock * kReduction / 2);
   float* waiting = g.k <= kReduction ? nullptr : waiting_scratch.get(kRowBlock * widest);
   const int64_t last_row = g.row + g.m, last_column = g.column + g.n;
   _tile_loadconfig(&kShapes);

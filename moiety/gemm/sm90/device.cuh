@@ -46,6 +46,20 @@ __device__ __forceinline__ void meet(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// True for one lane of the warp, always the same one; all lanes call it. The compiler knows that it
+// is one, so that what this lane asks of the copy engine needs no loop over lanes.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // ---- Copies of tiles, with coordinates as tensor_map.cuh says.
 struct Place {
   int32_t column, row, x, y;
@@ -91,6 +105,13 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+// All 16, `kFrom` bytes after one address to `kTo` bytes after the other.
+template <int kTo, int kFrom>
+__device__ __forceinline__ void copy_whole_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(kTo),
+               "n"(kFrom)
+               : "memory");
+}
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -120,6 +141,13 @@ __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t
                                                uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(from)
                : "memory");
 }
 

@@ -8,10 +8,10 @@
 namespace moiety::gemm::sm90 {
 
 template <GemmOp kOp, FusedKind kKind, class L>
-__device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, uint32_t base,
-                               const GroupTable& table) {
+__device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
+                               uint32_t base, const GroupTable& table) {
   const TileWalk<kOp, L::kColumns> walk(g, table);
-  FusedRows<kOp, kKind, L> rows(g, f, base);
+  FusedRows<kOp, kKind, L> rows(f, maps, base);
   for (int64_t index = blockIdx.x;; index += gridDim.x) {
     const Tile t = walk.at(index);
     if (t.group < 0) return;
@@ -20,15 +20,15 @@ __device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, uint
 }
 
 template <GemmOp kOp, class L>
-__device__ void activate(const TileGemm& g, const FusedActivation& f, uint32_t base,
-                         const GroupTable& table) {
+__device__ void activate(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
+                         uint32_t base, const GroupTable& table) {
   const Activation& a = f.block.activation;
   if (a.kind == ActivationKind::kSquaredRelu) {
-    activate_tiles<kOp, FusedKind::kSquaredRelu, L>(g, f, base, table);
+    activate_tiles<kOp, FusedKind::kSquaredRelu, L>(g, f, maps, base, table);
   } else if (a.alpha == 1 && a.offset == 0 && a.limit == swiglu().limit) {
-    activate_tiles<kOp, FusedKind::kSwiglu, L>(g, f, base, table);
+    activate_tiles<kOp, FusedKind::kSwiglu, L>(g, f, maps, base, table);
   } else {
-    activate_tiles<kOp, FusedKind::kGlu, L>(g, f, base, table);
+    activate_tiles<kOp, FusedKind::kGlu, L>(g, f, maps, base, table);
   }
 }
 
@@ -40,6 +40,7 @@ __device__ void prepare_fused(const TileGemm& g, uint32_t base, GroupTable& tabl
       barrier_init(base + L::kBarriers + s * 16 + 8, kGroups * kWarpGroup / 32);
     }
     for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
+    for (int i = 0; i < L::kWriters * L::kSlots; ++i) barrier_init(base + L::kCome + i * 8, 1);
     barrier_init_fence();
   }
   table.fill(g);
@@ -62,20 +63,22 @@ __global__ void __launch_bounds__(L::kThreads, 1)
     multiply_tiles<kOp, L>(base, tiles, role, results);
   } else if (role == kGroups) {
     give_registers<40>();
-    if (!L::kGathers && threadIdx.x % kWarpGroup != 0) return;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+    if (!L::kGathers && thread >= 32) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     const TileWalk<kOp, L::kColumns> walk(g, *table);
     int n = 0;
     for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
       const Tile t = walk.at(index);
-      if (threadIdx.x % kWarpGroup == 0) tiles[n % kTilesAhead] = t;
+      if (thread == 0) tiles[n % kTilesAhead] = t;
+      __syncwarp();
       if (t.group < 0) break;
       loader.tile(t);
     }
     loader.end();
   } else {
     take_registers<152>();
-    activate<kOp, L>(g, f, base, *table);
+    activate<kOp, L>(g, f, maps, base, *table);
   }
 }
 

@@ -1,4 +1,4 @@
-// The warp group of fused.cuh that fills the ring of stages, and its shared memory.
+// The warps of fused.cuh that fill the ring of stages, and its shared memory.
 #pragma once
 
 #include "moiety/gemm/sm90/fused.h"
@@ -6,8 +6,8 @@
 
 namespace moiety::gemm::sm90 {
 
-// Stages, the rows that groups hand to those who compute activations, words of H that these have
-// asked for, barriers, and tables.
+// Stages, the rows that groups hand to those who compute activations, what these have asked for of H
+// and will store, barriers, and tables.
 template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows>
 struct FusedLayout {
   static constexpr int kColumns = kColumnsOfTile, kColumnsAtOnce = kColumns;
@@ -21,15 +21,18 @@ struct FusedLayout {
   // Who computes activations: warps, with blocks of 16 rows of a tile, one for each warp that
   // multiplies.
   static constexpr int kWriters = 4, kBlocks = kTileRows / 16;
-  static constexpr int kThreads = (kGroups + 1) * kWarpGroup + kWriters * 32;
-  static constexpr int kPitch = kColumns * 2;  // bytes from row to row of a block
-  static constexpr int kBlock = 16 * kPitch;
-  static constexpr int kSlots = 4, kSlot = 1024;  // of a writer: 8 rows of 32 columns, twice
+  static constexpr int kThreads = (kGroups + 2) * kWarpGroup;
+  // A block lies in boxes of 16 rows of 32 columns. A slot has 8 rows of 32 columns of both halves of
+  // H.
+  static constexpr int kBox = 16 * 64, kBlock = 16 * kColumns * 2;
+  static constexpr int kSlots = 4;  // of a writer
+  static constexpr int kSlot = 1024;
   static constexpr int kRows = kStages * kStage;
   static constexpr int kHidden = kRows + kBlocks * kBlock;
-  static constexpr int kBarriers = kHidden + (kOp == GemmOp::kNN ? kWriters * kSlots * kSlot : 0);
+  static constexpr int kBarriers = kHidden + kWriters * kSlots * kSlot;
   static constexpr int kHanded = kBarriers + 2 * kStages * 8;
-  static constexpr int kTiles = (kHanded + 2 * kBlocks * 8 + 15) / 16 * 16;
+  static constexpr int kCome = kHanded + 2 * kBlocks * 8;  // of slots
+  static constexpr int kTiles = (kCome + kWriters * kSlots * 8 + 15) / 16 * 16;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
   static_assert(kBytes <= 227 * 1024);
@@ -39,29 +42,44 @@ template <GemmOp kOp, class L>
 class FusedLoader {
  public:
   __device__ FusedLoader(const TileGemm& g, const FusedMaps& maps, uint32_t base)
-      : g_(g), maps_(maps), ring_{base}, thread_(threadIdx.x % kWarpGroup) {}
+      : g_(g),
+        maps_(maps),
+        ring_{base},
+        thread_(threadIdx.x - kGroups * kWarpGroup),
+        copies_(__shfl_sync(~0u, thread_ / 32, 0) == 0) {}
 
   __device__ void tile(const Tile& t) {
+    matrix_ = matrix_place(g_, maps_.products.matrices, t.group, 0, 0);
     if constexpr (L::kGathers) find_rows(t);
-    for (int step = 0; step < t.steps; ++step) {
-      barrier_wait(ring_.empty(), ring_.phase ^ 1);
-      if (thread_ == 0) copy_tiles(t, step);
+    for (int step = 0; step < t.steps; step += 2) {
+      load<0>(t, step);
+      if (step + 1 < t.steps) load<1>(t, step + 1);
       if constexpr (L::kGathers) {
-        gather(step);
-        arrive_with_copies(ring_.full());
+#pragma unroll
+        for (int i = 0; i < kRowsEach; ++i) rows_[i] += 2 * kDepth * 2;
       }
-      ring_.next();
     }
   }
   // Announces that no tile follows.
   __device__ void end() {
     if (L::kGathers) wait_copies();
     barrier_wait(ring_.empty(), ring_.phase ^ 1);
-    barrier_arrive(ring_.full());
-    if (L::kGathers && thread_ == 0) barrier_arrive(ring_.full());
+    if (L::kGathers) barrier_arrive(ring_.full());
+    if (copies_ && elect_one()) barrier_arrive(ring_.full());
   }
 
  private:
+  template <int kOdd>
+  __device__ void load(const Tile& t, int step) {
+    barrier_wait(ring_.empty(), ring_.phase ^ 1);
+    if (copies_ && elect_one()) copy_tiles(t, step);
+    if constexpr (L::kGathers) {
+      gather<kOdd>(step);
+      arrive_with_copies(ring_.full());
+    }
+    ring_.next();
+  }
+
   // The operands that the copy engine brings.
   __device__ void copy_tiles(const Tile& t, int step) {
     barrier_arrive_expecting(ring_.full(), (L::kGathers ? 0 : L::kA) + L::kB);
@@ -71,15 +89,16 @@ class FusedLoader {
                 ragged_place(k, t.begin + t.row, t.live));
     }
     if constexpr (kOp == GemmOp::kTN) {
-#pragma unroll 1
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
         load_tile(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
-                  matrix_place(g_, maps_.products.matrices, t.group, k, weight_row(t, half)));
+                  {k, weight_row(t, half), matrix_.x, matrix_.y});
       }
     } else {
+#pragma unroll
       for (int j = 0; j < L::kColumns; j += 64) {
         load_tile(ring_.b() + j / 64 * kPiece, maps_.products.b, ring_.full(),
-                  matrix_place(g_, maps_.products.matrices, t.group, t.column + j, k));
+                  {t.column + j, k, matrix_.x, matrix_.y});
       }
     }
   }
@@ -89,38 +108,53 @@ class FusedLoader {
                            : t.column + half * (L::kColumns / 2);
   }
 
-  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows 16 apart.
+  // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows kApart apart, with
+  // few instructions where it can: else who loads would be slower than who multiplies.
   static constexpr int kApart = kWarpGroup / 8, kRowsEach = kTileRows / kApart;
-  // Where a row begins, in units of 16 bytes, or that it is a row of zeros, of which nothing is
-  // read.
-  static constexpr uint32_t kZeros = ~0u;
   __device__ void find_rows(const Tile& t) {
     const int32_t* source = g_.a.source + t.begin + t.row;
-    const auto stride = static_cast<uint32_t>(g_.a.stride / 8);
+    const int64_t stride = g_.a.stride * 2;
+    const char* data = static_cast<const char*>(g_.a.data) + thread_ % 8 * 16;
+    live_ = 0;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       const int row = thread_ / 8 + kApart * i;
       const int32_t from = row < t.live ? source[row] : -1;
-      rows_[i] = from >= 0 && from < g_.a.sources ? from * stride : kZeros;
+      const bool live = from >= 0 && from < g_.a.sources;
+      rows_[i] = data + (live ? from : 0) * stride;
+      live_ |= uint32_t{live} << i;
     }
+    all_live_ = __all_sync(~0u, live_ == (1u << kRowsEach) - 1);
   }
+  // Of an odd step, counted from the last even one's address.
+  template <int kOdd>
   __device__ void gather(int step) {
-    const int piece = thread_ % 8, column = step * kDepth + piece * 8, row = thread_ / 8;
-    const char* data = static_cast<const char*>(g_.a.data) + column * 2;
+    constexpr int kFrom = kOdd * kDepth * 2;
+    const int piece = thread_ % 8, row = thread_ / 8;
     const uint32_t to = ring_.a() + row * 128 + (piece ^ row % 8) * 16;
-    const int bytes = min(max((static_cast<int>(g_.k) - column) * 2, 0), 16);
+    const int left = static_cast<int>(g_.k) - step * kDepth;
+    if (all_live_ && left >= kDepth) return gather_whole<kFrom>(to);
+    const int bytes = min(max((left - piece * 8) * 2, 0), 16);
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const bool live = rows_[i] != kZeros;
-      copy_16(to + i * kApart * 128, data + (live ? rows_[i] : 0) * uint64_t{16}, live ? bytes : 0);
+      copy_16(to + i * kApart * 128, rows_[i] + kFrom, live_ >> i & 1 ? bytes : 0);
     }
+  }
+  template <int kFrom, int i = 0>
+  __device__ void gather_whole(uint32_t to) const {
+    copy_whole_16<i * kApart * 128, kFrom>(to, rows_[i]);
+    if constexpr (i + 1 < kRowsEach) gather_whole<kFrom, i + 1>(to);
   }
 
   const TileGemm& g_;
   const FusedMaps& maps_;
   Ring<L> ring_;
   int thread_;
-  uint32_t rows_[kRowsEach];
+  bool copies_;  // what the copy engine brings is asked for by this warp
+  Place matrix_;
+  const char* rows_[kRowsEach];
+  uint32_t live_;  // of those, a bit each
+  bool all_live_;  // and of the other threads of the warp
 };
 
 }  // namespace moiety::gemm::sm90

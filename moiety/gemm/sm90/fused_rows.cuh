@@ -11,8 +11,9 @@ namespace moiety::gemm::sm90 {
 // and alpha.
 enum class FusedKind { kSwiglu, kGlu, kSquaredRelu };
 
-// A block of a tile in shared memory: rows of L::kPitch bytes, whose pieces of 16 bytes are swizzled
-// by their row; and its barriers, of rows that were handed over and of rows that were used.
+// A block of a tile in shared memory, and its barriers, of rows that were handed over and of rows
+// that were used. It lies in boxes of 16 rows of 64 bytes, as the copy engine stores them, whose
+// pieces of 16 bytes are swizzled by half of their row.
 template <class L>
 struct Block {
   uint32_t base;  // of shared memory
@@ -41,13 +42,14 @@ class HandedRows {
     if (kOp == GemmOp::kTN && g_.epilogue.bias) add_bias(t, d);
     barrier_wait(block_.used(), phase_ ^ 1);
     phase_ ^= 1;
-    const uint32_t row = block_.rows() + lane_ % 16 * L::kPitch, turn = lane_ / 16 ^ lane_ % 8;
+    const uint32_t row = block_.rows() + lane_ % 16 * 64, turn = lane_ / 16 ^ lane_ / 2 % 4;
 #pragma unroll
     for (int i = 0; i < kHeld; i += 8) {
-      store_matrices(row + (i / 4 ^ turn) * 16, bf16_word(d[i], d[i + 1]),
+      store_matrices(row + i / 16 * L::kBox + (i / 4 % 4 ^ turn) * 16, bf16_word(d[i], d[i + 1]),
                      bf16_word(d[i + 2], d[i + 3]), bf16_word(d[i + 4], d[i + 5]),
                      bf16_word(d[i + 6], d[i + 7]));
     }
+    if (kOp == GemmOp::kTN) fence_for_engines();  // which stores them
     __syncwarp();
     if (lane_ == 0) barrier_arrive(block_.handed());
   }
@@ -80,106 +82,75 @@ class HandedRows {
   Block<L> block_;
 };
 
-// A warp that computes activations, of kBlocks blocks of every tile. A pass is 8 rows of a block
-// and 32 columns of F; four lanes have a row's.
+// A warp that computes activations, of kBlocks blocks of every tile. A pass is 8 rows of a block, an
+// eight, and 32 columns of F. Matrices of 8 x 8 in registers give a lane the columns of a row that
+// are its part of the canonical row dot (swiglu.h). The copy engine brings H, some passes ahead, into
+// slots of the warp, where dH overwrites it as A' does dA, and stores the results.
 template <GemmOp kOp, FusedKind kKind, class L>
 class FusedRows {
  public:
+  static constexpr bool kForward = kOp == GemmOp::kTN;
   static constexpr bool kPaired = kKind != FusedKind::kSquaredRelu;
   static constexpr int kBlocks = L::kBlocks / L::kWriters;
-  static constexpr int kWidth = kOp == GemmOp::kTN && kPaired ? L::kColumns / 2 : L::kColumns;
-  static constexpr int kPasses = kWidth / 32;         // over 8 rows
-  static constexpr int kAll = kBlocks * 2 * kPasses;  // over the warp's rows
+  static constexpr int kWidth = kForward && kPaired ? L::kColumns / 2 : L::kColumns;
+  static constexpr int kPasses = kWidth / 32;  // over an eight
 
-  __device__ FusedRows(const TileGemm& g, const FusedActivation& f, uint32_t base)
-      : g_(g),
-        block_(f.block),
+  __device__ FusedRows(const FusedActivation& f, const FusedMaps& maps, uint32_t base)
+      : block_(f.block),
         segments_(f.segments),
+        maps_(maps),
         base_(base),
-        warp_(threadIdx.x / 32 - (kGroups + 1) * (kWarpGroup / 32)),
+        warp_(__shfl_sync(~0u, threadIdx.x / 32, 0) - (L::kThreads / 32 - L::kWriters)),
         lane_(threadIdx.x % 32),
-        row_((lane_ / 4 & 1) * 4 + lane_ / 8) {}
+        place_(lane_ % 8 * 64 + (lane_ / 8 ^ lane_ / 2 % 4) * 16) {}
 
   __device__ void tile(const Tile& t) {
     if (t.live <= 64 * (warp_ * kBlocks / 4)) return;  // nobody multiplies such rows
-    const int column = kOp == GemmOp::kTN && kPaired ? t.column / 2 : t.column;
-    if constexpr (kOp == GemmOp::kNN) {
+    first_ = warp_ * kBlocks * 16;
+    column_ = kForward && kPaired ? t.column / 2 : t.column;
+    const int eights = min(max((t.live - first_ + 7) / 8, 0), 2 * kBlocks);
+    passes_ = eights * kPasses;
+    if constexpr (!kForward) {
       bring_closer(t);
-#pragma unroll
-      for (int i = 0; i + 1 < L::kSlots; ++i) ask(t, i);
+      if (elect_one()) {
+        for (int i = 0; i + 1 < L::kSlots; ++i) ask(t, i);
+      }
     }
     float next_p = probability(t, 0);
-    Rows rows;
+    int pass = 0;
 #pragma unroll 1
-    for (int i = 0; i < kAll; ++i) {
-      const int pass = i % kPasses;
-      if (pass == 0) {
-        rows = rows_of(t, i / kPasses, column);
-        rows.p = next_p;
-        next_p = probability(t, i / kPasses + 1);
-        if (i % (2 * kPasses) == 0) barrier_wait(rows.block.handed(), phase_);
+    for (int eight = 0; eight < 2 * kBlocks; ++eight) {
+      const Block<L> block{base_, warp_ * kBlocks + eight / 2};
+      if (eight % 2 == 0) barrier_wait(block.handed(), phase_);
+      if (eight < eights) {
+        const float p = next_p;
+        next_p = probability(t, eight + 1);
+        const uint32_t kept = block.rows() + eight % 2 * 512;
+        run<kForward>(t, kept, eight, pass, p);
+        pass += kPasses;
       }
-      if constexpr (kOp == GemmOp::kTN) {
-        forward(rows, pass);
-      } else {
-        backward(t, rows, i, pass);
-      }
-      if ((i + 1) % (2 * kPasses) == 0) {
+      if (eight % 2 == 1) {
+        if (elect_one()) {
+          wait_stores_read<0>();
+          barrier_arrive(block.used());
+        }
         __syncwarp();
-        if (lane_ == 0) barrier_arrive(rows.block.used());
       }
     }
+    count_ += passes_;
     phase_ ^= 1;
   }
 
  private:
-  // Where the lane's row of 8 lies, `eight` of the warp's.
-  struct Rows {
-    Block<L> block;
-    uint32_t kept;  // its row in shared memory
-    bf16 *h, *a;    // from the lane's first octet on; h: dH, backward
-    int left;       // columns of F from there on; none if the row is not alive
-    float p;
-    float* segment;  // of dprob
-    float part;
-  };
-  __device__ int row_in_tile(int eight) const { return (warp_ * kBlocks * 2 + eight) * 8 + row_; }
-  __device__ Rows rows_of(const Tile& t, int eight, int column) const {
-    Rows out;
-    const int row = row_in_tile(eight), first = column + lane_ % 4 * kOctet;
-    const int64_t at = int64_t{t.begin} + t.row + row;
-    out.block = {base_, warp_ * kBlocks + eight / 2};
-    out.kept = out.block.rows() + (eight % 2 * 8 + row_) * L::kPitch;
-    out.left = row < t.live ? static_cast<int>(block_.ffn) - first : 0;
-    void* const h = kOp == GemmOp::kTN ? const_cast<void*>(block_.h) : block_.dh;
-    const int64_t stride = kOp == GemmOp::kTN ? block_.h_stride : block_.dh_stride;
-    out.h = static_cast<bf16*>(h) + at * stride + first;
-    out.a = static_cast<bf16*>(block_.a) + at * block_.a_stride + first;
-    out.segment = segments_ + at * segment_count(block_.ffn) + column / kDotSegment;
-    out.part = 0;
-    return out;
-  }
   __device__ float probability(const Tile& t, int eight) const {
-    const int row = row_in_tile(eight);
-    if (eight >= 2 * kBlocks || row >= t.live || !block_.prob) return 1;
+    const int row = first_ + eight * 8 + lane_ / 4;
+    if (row >= t.live || !block_.prob) return 1;
     return static_cast<const float*>(block_.prob)[int64_t{t.begin} + t.row + row];
   }
-
-  __device__ static Octet<bf16> kept_octet(uint32_t at) {
-    Octet<bf16> x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-                 : "r"(at)
-                 : "memory");
-    return x;
-  }
-  __device__ static uint32_t kept_word(uint32_t at) {
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at));
-    return x;
-  }
-  __device__ static void keep_word(uint32_t at, uint32_t x) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x));
+  // The place of an eight's box in maps of rows.
+  __device__ Place place(const Tile& t, int eight, int pass) const {
+    const int row = first_ + eight * 8;
+    return ragged_place(column_ + pass * 32, t.begin + t.row + row, min(t.live - row, 8));
   }
   __device__ static float low(uint32_t pair) { return __uint_as_float(pair << 16); }
   __device__ static float high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
@@ -190,109 +161,6 @@ class FusedRows {
   }
   __device__ float value(float a, float b) const {
     return kPaired ? glu(activation(), a, b) : squared_relu(a);
-  }
-
-  // An octet's piece in the lane's row, of the pass.
-  __device__ uint32_t kept_piece(const Rows& rows, int piece) const {
-    return rows.kept + (piece ^ row_) * 16;
-  }
-
-  __device__ void forward(const Rows& rows, int pass) const {
-    const int piece = pass * 4 + lane_ % 4;
-    const Octet<bf16> x = kept_octet(kept_piece(rows, piece));
-    Octet<bf16> b;
-    if constexpr (kPaired) b = kept_octet(kept_piece(rows, piece + kWidth / kOctet));
-    float v[kOctet];
-#pragma unroll
-    for (int c = 0; c < kOctet; ++c) v[c] = value(x[c], b[c]) * rows.p;
-    if (pass * 32 >= rows.left) return;
-    store_octet_global<true>(rows.h + pass * 32, x, kOctet);
-    if constexpr (kPaired) {
-      store_octet_global<true>(rows.h + pass * 32 + block_.ffn, b, kOctet);
-    }
-    store_octet_global<true>(rows.a + pass * 32, round_octet<bf16>(v), kOctet);
-  }
-
-  // ---- Backward reads H, some passes ahead, into slots of the warp, and overwrites it there by dH
-  // and the handed rows by A': lanes compute the columns of the canonical row dot (swiglu.h), and
-  // store octets.
-  __device__ void bring_closer(const Tile& t) const {
-    for (int row = lane_; row < kBlocks * 16; row += 32) {
-      const int r = warp_ * kBlocks * 16 + row;
-      if (r >= t.live) continue;
-      const auto* h = static_cast<const bf16*>(block_.h) +
-                      (int64_t{t.begin} + t.row + r) * block_.h_stride + t.column;
-      for (int j = 0; j < kWidth && t.column + j < block_.ffn; j += 64) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j));
-        if (kPaired) asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j + block_.ffn));
-      }
-    }
-  }
-  // The lane's row of a slot. Rows 4 apart are neighbours there.
-  __device__ uint32_t slot(int i) const {
-    return base_ + L::kHidden + (warp_ * L::kSlots + i % L::kSlots) * L::kSlot + lane_ / 4 * 64;
-  }
-  __device__ uint32_t slot_piece(int piece) const { return (piece + lane_ / 8 & 3) * 16; }
-  // Pass i's octets of H.
-  __device__ void ask(const Tile& t, int i) const {
-    if (i < kAll) {
-      const int eight = i / kPasses, row = row_in_tile(eight);
-      const int f = t.column + (i - eight * kPasses) * 32 + lane_ % 4 * kOctet;
-      const int bytes = row < t.live && f < block_.ffn ? 16 : 0;
-      const auto* h = static_cast<const bf16*>(block_.h);
-      if (bytes > 0) h += (int64_t{t.begin} + t.row + row) * block_.h_stride + f;
-      const uint32_t to = slot(i) + slot_piece(lane_ % 4);
-      copy_16(to, h, bytes);
-      if constexpr (kPaired) copy_16(to + L::kSlot / 2, bytes > 0 ? h + block_.ffn : h, bytes);
-    }
-    commit_copies();
-  }
-
-  __device__ void backward(const Tile& t, Rows& rows, int i, int pass) const {
-    wait_copies_but<L::kSlots - 2>();
-    __syncwarp();  // also: the slot before was used
-    ask(t, i + L::kSlots - 1);
-    const uint32_t hidden = slot(i), word = lane_ % 4 * 4;
-    uint32_t x[4], b[4],
-        da[4];  // all before the first is overwritten, so that they are on their way
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      x[j] = kept_word(hidden + slot_piece(j) + word);
-      b[j] = kPaired ? kept_word(hidden + slot_piece(j) + word + L::kSlot / 2) : 0;
-      da[j] = kept_word(kept_piece(rows, pass * 4 + j) + word);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const Gradient first = gradient(low(x[j]), low(b[j]), low(da[j]), rows.p);
-      const Gradient second = gradient(high(x[j]), high(b[j]), high(da[j]), rows.p);
-      rows.part = __fmaf_rn(low(da[j]), first.y, rows.part);
-      rows.part = __fmaf_rn(high(da[j]), second.y, rows.part);
-      x[j] = bf16_word(first.a, second.a);
-      b[j] = bf16_word(first.b, second.b);
-      da[j] = bf16_word(first.y * rows.p, second.y * rows.p);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      keep_word(hidden + slot_piece(j) + word, x[j]);
-      if constexpr (kPaired) keep_word(hidden + slot_piece(j) + word + L::kSlot / 2, b[j]);
-      keep_word(kept_piece(rows, pass * 4 + j) + word, da[j]);
-    }
-    if (segments_ && pass % 2 == 1) {
-      store_segment(rows, pass);
-      rows.part = 0;
-    }
-    __syncwarp();
-    if (pass * 32 >= rows.left) return;
-    const uint32_t at = hidden + slot_piece(lane_ % 4);
-    store_octet_global<true>(rows.h + pass * 32, kept_octet(at), kOctet);
-    if constexpr (kPaired) {
-      store_octet_global<true>(rows.h + pass * 32 + block_.ffn, kept_octet(at + L::kSlot / 2),
-                               kOctet);
-    }
-    if (block_.a) {
-      store_octet_global<true>(rows.a + pass * 32,
-                               kept_octet(kept_piece(rows, pass * 4 + lane_ % 4)), kOctet);
-    }
   }
   struct Gradient {
     float y, a, b;
@@ -306,19 +174,134 @@ class FusedRows {
       return {squared_relu(a), squared_relu_gradient(a, t), 0};
     }
   }
-  // Columns that do not exist are 0 and have changed no bit.
-  __device__ void store_segment(const Rows& rows, int pass) const {
-    float part = rows.part;
-    part += __shfl_xor_sync(~0u, part, 1);
-    part += __shfl_xor_sync(~0u, part, 2);
-    if (lane_ % 4 == 0 && (pass & ~1) * 32 < rows.left) rows.segment[pass / 2] = part;
+
+  // The slot of a pass, counted over all tiles, and the barrier at which its H has come.
+  __device__ uint32_t slot(int i) const {
+    return base_ + L::kHidden + (warp_ * L::kSlots + i % L::kSlots) * L::kSlot;
+  }
+  __device__ uint32_t come(int i) const {
+    return base_ + L::kCome + (warp_ * L::kSlots + i % L::kSlots) * 8;
   }
 
-  const TileGemm& g_;
+  template <bool kIsForward>
+  __device__ void run(const Tile& t, uint32_t kept, int eight, int before, float p) {
+    if constexpr (kIsForward) {
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) forward(t, kept, eight, before, pass, p);
+    } else {
+      float part = 0;
+#pragma unroll 1
+      for (int pass = 0; pass < kPasses; ++pass) backward(t, kept, eight, before, pass, p, part);
+    }
+  }
+
+  __device__ void forward(const Tile& t, uint32_t kept, int eight, int before, int pass, float p) {
+    const uint32_t box = kept + pass * L::kBox, to = slot(count_ + before + pass);
+    uint32_t x[4], b[4] = {};
+    load_matrices(x, box + place_);
+    if constexpr (kPaired) load_matrices(b, box + kPasses * L::kBox + place_);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[j] = bf16_word(value(low(x[j]), low(b[j])) * p, value(high(x[j]), high(b[j])) * p);
+    }
+    if (elect_one()) wait_stores_read<L::kSlots - 1>();
+    __syncwarp();
+    store_matrices(to + place_, x[0], x[1], x[2], x[3]);
+    fence_for_engines();
+    __syncwarp();
+    if (elect_one()) {
+      const Place at = place(t, eight, pass);
+      store_tile(maps_.h[0], box, at);
+      if constexpr (kPaired) store_tile(maps_.h[1], box + kPasses * L::kBox, at);
+      store_tile(maps_.a, to, at);
+      commit_stores();
+    }
+  }
+
+  // ---- Backward.
+  __device__ void bring_closer(const Tile& t) const {
+    for (int row = lane_; row < kBlocks * 16; row += 32) {
+      const int r = first_ + row;
+      if (r >= t.live) continue;
+      const auto* h = static_cast<const bf16*>(block_.h) +
+                      (int64_t{t.begin} + t.row + r) * block_.h_stride + t.column;
+      for (int j = 0; j < kWidth && t.column + j < block_.ffn; j += 64) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j));
+        if (kPaired) asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j + block_.ffn));
+      }
+    }
+  }
+  // Asks for H of a pass of the tile; one lane does.
+  __device__ void ask(const Tile& t, int i) const {
+    if (i >= passes_) return;
+    const int eight = i / kPasses;
+    const Place at = place(t, eight, i - eight * kPasses);
+    const uint32_t to = slot(count_ + i), barrier = come(count_ + i);
+    barrier_arrive_expecting(barrier, kPaired ? 1024 : 512);
+    load_tile(to, maps_.h[0], barrier, at);
+    if constexpr (kPaired) load_tile(to + 512, maps_.h[1], barrier, at);
+  }
+
+  __device__ void backward(const Tile& t, uint32_t kept, int eight, int before, int pass, float p,
+                           float& part) {
+    const int i = count_ + before + pass;
+    const uint32_t box = kept + pass * L::kBox, hidden = slot(i);
+    uint32_t x[4], b[4] = {}, da[4];
+    load_matrices(da, box + place_);
+    barrier_wait(come(i), i / L::kSlots & 1);
+    load_matrices(x, hidden + place_);
+    if constexpr (kPaired) load_matrices(b, hidden + 512 + place_);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Gradient first = gradient(low(x[j]), low(b[j]), low(da[j]), p);
+      const Gradient second = gradient(high(x[j]), high(b[j]), high(da[j]), p);
+      part = __fmaf_rn(low(da[j]), first.y, part);
+      part = __fmaf_rn(high(da[j]), second.y, part);
+      x[j] = bf16_word(first.a, second.a);
+      b[j] = bf16_word(first.b, second.b);
+      da[j] = bf16_word(first.y * p, second.y * p);
+    }
+    if (elect_one()) {
+      wait_stores_read<0>();  // the slot of the pass before is free
+      ask(t, before + pass + L::kSlots - 1);
+    }
+    __syncwarp();
+    store_matrices(hidden + place_, x[0], x[1], x[2], x[3]);
+    if constexpr (kPaired) store_matrices(hidden + 512 + place_, b[0], b[1], b[2], b[3]);
+    store_matrices(box + place_, da[0], da[1], da[2], da[3]);
+    fence_for_engines();
+    __syncwarp();
+    if (elect_one()) {
+      const Place at = place(t, eight, pass);
+      store_tile(maps_.dh[0], hidden, at);
+      if constexpr (kPaired) store_tile(maps_.dh[1], hidden + 512, at);
+      if (block_.a) store_tile(maps_.a, box, at);
+      commit_stores();
+    }
+    if (segments_ && pass % 2 == 1) {
+      store_segment(t, eight, pass, part);
+      part = 0;
+    }
+  }
+  // Columns that do not exist are 0 and have changed no bit.
+  __device__ void store_segment(const Tile& t, int eight, int pass, float part) const {
+    part += __shfl_xor_sync(~0u, part, 1);
+    part += __shfl_xor_sync(~0u, part, 2);
+    const int row = first_ + eight * 8 + lane_ / 4, column = column_ + (pass - 1) * 32;
+    if (lane_ % 4 != 0 || row >= t.live || column >= block_.ffn) return;
+    segments_[(int64_t{t.begin} + t.row + row) * segment_count(block_.ffn) + column / kDotSegment] =
+        part;
+  }
+
   const ActivationBlock& block_;
   float* segments_;
+  const FusedMaps& maps_;
   uint32_t base_;
-  int warp_, lane_, row_, phase_ = 0;
+  int warp_, lane_;
+  uint32_t place_;                           // of the lane's row of a matrix, in 8 rows of a box
+  int first_ = 0, column_ = 0, passes_ = 0;  // of the tile
+  int count_ = 0;                            // passes of the tiles before
+  int phase_ = 0;
 };
 
 }  // namespace moiety::gemm::sm90

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     loader.begin(t);
     for (int n = 0;; ++n) {
       if (first) tiles[n % kTilesAhead] = t;
+      if (kGathers) __syncwarp();
       if (t.group < 0) break;
       const Tile next = walk.at(index += gridDim.x);
       loader.tile(t, next);
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     take_registers<L::kManyLoaders ? 208 : kGathers ? 224 : 232>();
     Storer<kOp, kColumns, L> results(g, maps, base, role);
     multiply_tiles<kOp, L>(base, tiles, role, results);
-    if (threadIdx.x % kWarpGroup == 0) wait_stores_read<0>();
+    results.end();
   }
 }
 

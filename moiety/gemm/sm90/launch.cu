@@ -42,18 +42,19 @@ Maps maps_of(const TileGemm& g, int columns_at_once) {
   };
   Maps maps{};
   MapMatrices matrices;
+  const int stored = g.a.source || g.b.source ? 16 : kBox;  // rows: Layout::kAlone
   if (g.op == GemmOp::kNT) {
     matrices = matrices_of(g, g.m, g.n);
     maps.a = rows_of(g.a, g.m, kBox);
     maps.b = rows_of(g.b, g.n, kBox);
-    maps.out = matrix_map(matrices, kBox);
+    maps.out = matrix_map(matrices, stored);
   } else {
     const bool forward = g.op == GemmOp::kTN;
     const Epilogue& e = g.epilogue;
     matrices = matrices_of(g, forward ? g.n : g.k, forward ? g.k : g.n);
     maps.a = rows_of(g.a, g.k, kTileRows);
     maps.b = matrix_map(matrices, forward ? columns_at_once : kBox);
-    maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, kBox);
+    maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, stored);
   }
   maps.matrices = {static_cast<const char*>(matrices.first), matrices.stride};
   return maps;
@@ -70,6 +71,29 @@ Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
           maps_of(g, row.is.columns)};
 }
 
+namespace {
+
+// Rows of one half of H or dH, or of A, in boxes of 8 rows by 32 columns.
+CUtensorMap activation_map(const void* rows, int64_t ffn, int64_t stride, int64_t first) {
+  if (!rows) return {};
+  return ragged_map(static_cast<const uint16_t*>(rows) + first, DType::kBFloat16, ffn, stride, 8,
+                    kNarrowBytes);
+}
+
+FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, int columns) {
+  FusedMaps maps{.products = maps_of(g, columns / 2), .h = {}, .dh = {}, .a = {}, .pairs = 0};
+  const bool gated = x.activation.gated();
+  for (int half = 0; half < (gated ? 2 : 1); ++half) {
+    maps.h[half] = activation_map(x.h, x.ffn, x.h_stride, half * x.ffn);
+    maps.dh[half] = activation_map(x.dh, x.ffn, x.dh_stride, half * x.ffn);
+  }
+  maps.a = activation_map(x.a, x.ffn, x.a_stride, 0);
+  if (g.op == GemmOp::kTN && gated) maps.pairs = static_cast<int32_t>(x.ffn);
+  return maps;
+}
+
+}  // namespace
+
 FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream) {
   const bool forward = g.op == GemmOp::kTN, gathers = g.a.source;
   const int columns = fused_columns(g.n);
@@ -77,13 +101,11 @@ FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, con
       forward   ? gathers ? fused_forward_gathered_launch(columns) : fused_forward_launch(columns)
         : gathers ? fused_backward_gathered_launch(columns)
                 : fused_backward_launch(columns);
-  FusedMaps maps{maps_of(g, columns / 2), 0};
-  if (forward && activation.block.activation.gated()) {
-    maps.pairs = static_cast<int32_t>(activation.block.ffn);
-  }
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, kTileRows, columns);
-  return {row.kernel, {std::min(tiles, processors), row.threads, row.shared_bytes}, maps};
+  return {row.kernel,
+          {std::min(tiles, processors), row.threads, row.shared_bytes},
+          fused_maps(g, activation.block, columns)};
 }
 
 }  // namespace moiety::gemm::sm90

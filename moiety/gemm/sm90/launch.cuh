@@ -38,6 +38,7 @@ std::span<const KernelLaunch> wgrad_turns_launches();
 // Those of fused.h.
 struct FusedMaps {
   Maps products;
+  CUtensorMap h[2], dh[2], a;  // rows of both halves of H and of dH, and of A; boxes of 8 rows
   int32_t pairs;  // F, if half of a tile's columns is F after the other; 0 if they are neighbours
 };
 struct FusedLaunch {

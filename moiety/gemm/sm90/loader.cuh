@@ -19,11 +19,12 @@ class Loader {
   }
   // `next` is the tile after it.
   __device__ void tile(const Tile& t, const Tile& next) {
+    if constexpr (kGathers) matrix_ = matrix_place(g_, maps_.matrices, t.group, 0, 0);
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
-      if (thread_ == 0) copy_tiles(t, step);
-      if constexpr (kGathered != Gathered::kNone) {
+      if (copies()) copy_tiles(t, step);
+      if constexpr (kGathers) {
         if constexpr (kGathersSums) find_sources(t, next, step);
         gather(t, step);
         arrive_with_copies(ring_.full());
@@ -33,13 +34,30 @@ class Loader {
   }
   // Announces that no tile follows.
   __device__ void end() {
-    if (kGathered != Gathered::kNone) wait_copies();
+    if (kGathers) wait_copies();
     barrier_wait(ring_.empty(), ring_.phase ^ 1);
     barrier_arrive(ring_.full());
-    if (kGathered != Gathered::kNone && thread_ == 0) barrier_arrive(ring_.full());
+    if (kGathers && thread_ == 0) barrier_arrive(ring_.full());
   }
 
  private:
+  static constexpr bool kGathers = kGathered != Gathered::kNone;
+  // Whether the thread asks the copy engine; rows in order have no other thread.
+  __device__ bool copies() const {
+    if constexpr (kGathers) {
+      return __shfl_sync(~0u, thread_ / 32, 0) == 0 && elect_one();
+    } else {
+      return thread_ == 0;
+    }
+  }
+  __device__ Place matrix_at(const Tile& t, int column, int row) const {
+    if constexpr (kGathers) {
+      return {column, row, matrix_.x, matrix_.y};
+    } else {
+      return matrix_place(g_, maps_.matrices, t.group, column, row);
+    }
+  }
+
   // The operands that the copy engine brings.
   __device__ void copy_tiles(const Tile& t, int step) {
     constexpr bool kCopyA = kGathered != Gathered::kA, kCopyB = kGathered != Gathered::kB;
@@ -55,13 +73,12 @@ class Loader {
     }
     if constexpr (!kCopyB) return;
     if constexpr (kOp == GemmOp::kTN) {
-      load_tile(ring_.b(), maps_.b, ring_.full(),
-                matrix_place(g_, maps_.matrices, t.group, k, t.column));
+      load_tile(ring_.b(), maps_.b, ring_.full(), matrix_at(t, k, t.column));
     } else {
       for (int j = 0; j < kColumns; j += 64) {
         load_tile(ring_.b() + j / 64 * kPiece, maps_.b, ring_.full(),
                   kOp == GemmOp::kNT ? ragged_place(t.column + j, t.begin + k, max(t.depth - k, 0))
-                                     : matrix_place(g_, maps_.matrices, t.group, t.column + j, k));
+                                     : matrix_at(t, t.column + j, k));
       }
     }
   }
@@ -100,7 +117,9 @@ class Loader {
   // Where rows are summed over, every step has its own. A warp reads the indices of its rows for
   // kSteps steps at once, as many steps before they are used: a lane has one, and shows it to those
   // that copy the row.
-  static constexpr bool kGathersSums = kGathered != Gathered::kNone && kOp == GemmOp::kNT;
+  // An index becomes the place of its row, in units of 16 bytes, or a row of zeros.
+  static constexpr uint32_t kZeros = ~0u;
+  static constexpr bool kGathersSums = kGathers && kOp == GemmOp::kNT;
   static constexpr int kRowsOfWarp = 4 * kRowsEach, kSteps = 32 / kRowsOfWarp;
   __device__ int32_t sources_of(const Tile& t, int step) const {
     const int lane = thread_ % 32, mine = lane % kRowsOfWarp;
@@ -108,9 +127,14 @@ class Loader {
         (step + lane / kRowsOfWarp) * kDepth + thread_ / 32 * 4 + mine % 4 + mine / 4 * kApart;
     return t.group >= 0 && row < t.depth ? gathered().source[t.begin + row] : -1;
   }
+  __device__ uint32_t place_of(int32_t source) const {
+    if (source < 0 || source >= gathered().sources) return kZeros;
+    return source * static_cast<uint32_t>(gathered().stride / 8);
+  }
   __device__ void find_sources(const Tile& t, const Tile& next, int step) {
     if (step % kSteps == 0) {
-      batch_ = ahead_;
+      batch_ = place_of(ahead_);
+      live_ = __ballot_sync(~0u, batch_ != kZeros);
       ahead_ = step + kSteps < t.steps ? sources_of(t, step + kSteps) : sources_of(next, 0);
     }
 #pragma unroll
@@ -123,37 +147,48 @@ class Loader {
   __device__ static int piece_bytes(int left) { return min(max(left * 2, 0), 16); }
 
   __device__ void gather(const Tile& t, int step) {
-    if constexpr (kOp == GemmOp::kNT) {
-      constexpr bool kIsA = kGathered == Gathered::kA;
-      constexpr int kWidth = kIsA ? L::kTileM : kColumns;
-      const int column = (kIsA ? t.row : t.column) + piece() * 8;
-      const int left = static_cast<int>(kIsA ? g_.m : g_.n) - column;
-      const uint32_t to = (kIsA ? ring_.a() : ring_.b()) + offset();
-      if (left >= kWidth - piece() * 8) {  // few instructions, since one warp a scheduler copies
-        gather_reduction<kWidth>(to, column, [](int) { return 16; });
-      } else {
-        gather_reduction<kWidth>(to, column, [=](int j) { return piece_bytes(left - j); });
-      }
+    if constexpr (kGathersSums) return gather_sums(t, step);
+    const int bytes = piece_bytes(static_cast<int>(g_.k) - step * kDepth - piece() * 8);
+    const uint32_t to = ring_.a() + offset();
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      copy_16(to + i * kApart * 128, rows_[i].data, rows_[i].live ? bytes : 0);
+      rows_[i].data += kDepth * 2;
+    }
+  }
+  // A step's rows of the reduction, all columns of the tile, with few instructions where all of the
+  // warp's copies are whole: the size of one that may be shorter takes six.
+  __device__ void gather_sums(const Tile& t, int step) {
+    constexpr bool kIsA = kGathered == Gathered::kA;
+    constexpr int kWidth = kIsA ? L::kTileM : kColumns;
+    constexpr uint32_t kAll = kRowsOfWarp < 32 ? (1u << kRowsOfWarp % 32) - 1 : ~0u;
+    const int column = (kIsA ? t.row : t.column) + piece() * 8;
+    const int left = static_cast<int>(kIsA ? g_.m : g_.n) - column;
+    const uint32_t to = (kIsA ? ring_.a() : ring_.b()) + offset();
+    const char* data = static_cast<const char*>(gathered().data) + column * 2;
+    const bool all_live = (live_ >> step % kSteps * kRowsOfWarp & kAll) == kAll;
+    if (all_live && left >= kWidth - piece() * 8) {
+      gather_whole_sums<kWidth>(to, data);
     } else {
-      const int bytes = piece_bytes(static_cast<int>(g_.k) - step * kDepth - piece() * 8);
-      const uint32_t to = ring_.a() + offset();
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
-        copy_16(to + i * kApart * 128, rows_[i].data, rows_[i].live ? bytes : 0);
-        rows_[i].data += kDepth * 2;
+        const bool live = sources_[i] != kZeros;
+        const char* row = data + (live ? sources_[i] : 0) * uint64_t{16};
+#pragma unroll
+        for (int j = 0; j < kWidth; j += 64) {
+          copy_16(to + j / 64 * kPiece + i * kApart * 128, row + j * 2,
+                  live ? piece_bytes(left - j) : 0);
+        }
       }
     }
   }
-  // A step's rows of the reduction, all columns of the tile. `bytes` of a piece from column j on.
-  template <int kWidth, class Bytes>
-  __device__ void gather_reduction(uint32_t to, int column, Bytes&& bytes) const {
-#pragma unroll
-    for (int i = 0; i < kRowsEach; ++i) {
-      const Row row = row_of(sources_[i], column);
-#pragma unroll
-      for (int j = 0; j < kWidth; j += 64) {
-        copy_16(to + j / 64 * kPiece + i * kApart * 128, row.data + j * 2, row.live ? bytes(j) : 0);
-      }
+  template <int kWidth, int i = 0, int j = 0>
+  __device__ void gather_whole_sums(uint32_t to, const char* data) const {
+    copy_whole_16<j / 64 * kPiece + i * kApart * 128, j * 2>(to, data + sources_[i] * uint64_t{16});
+    if constexpr (j + 64 < kWidth) {
+      gather_whole_sums<kWidth, i, j + 64>(to, data);
+    } else if constexpr (i + 1 < kRowsEach) {
+      gather_whole_sums<kWidth, i + 1, 0>(to, data);
     }
   }
 
@@ -161,8 +196,10 @@ class Loader {
   const Maps& maps_;
   Ring<L> ring_;
   int thread_;
+  Place matrix_;  // of the tile's group, where rows are gathered
   Row rows_[kRowsEach];
-  int32_t sources_[kRowsEach], batch_, ahead_;
+  uint32_t sources_[kRowsEach], batch_, live_;  // live_: lanes whose row of the batch is not zeros
+  int32_t ahead_;
 };
 
 }  // namespace moiety::gemm::sm90

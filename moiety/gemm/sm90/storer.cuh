@@ -17,7 +17,7 @@ class Storer {
         e_(g.epilogue),
         buffers_(base + L::kStore + group * L::kBuffers * kPiece),
         group_(group),
-        warp_(threadIdx.x % kWarpGroup / 32),
+        warp_(__shfl_sync(~0u, threadIdx.x % kWarpGroup / 32, 0)),
         lane_(threadIdx.x % 32) {}
 
   // Asks for old values of a half of a tile, before it is multiplied, where reading and writing
@@ -59,6 +59,11 @@ class Storer {
       if (reads_) return store_fp32<true>(t, d, false);
     }
     fp32 ? store_fp32<false>(t, d, add) : store_bf16(t, d);
+  }
+
+  // Waits until all that was stored has left shared memory.
+  __device__ void end() const {
+    if (one_of_senders()) wait_stores_read<0>();
   }
 
  private:
@@ -120,12 +125,21 @@ class Storer {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
   }
 
-  // ---- Results leave through the group's buffers, boxes of 64 rows of 128 bytes, in rounds.
+  // ---- Results leave through the group's buffers, boxes of 64 rows of 128 bytes, in rounds. The
+  // group sends its box together, or each warp its 16 rows as soon as it has them.
+  __device__ bool one_of_senders() const {
+    if constexpr (L::kAlone) {
+      return elect_one();
+    } else {
+      return threadIdx.x % kWarpGroup == 0;
+    }
+  }
+  __device__ void senders_meet() const { L::kAlone ? __syncwarp() : meet(1 + group_, kWarpGroup); }
   // The buffer of a box, free to be written.
   __device__ uint32_t buffer(int box) const {
     if (box % kRound == 0) {
-      if (threadIdx.x % kWarpGroup == 0) wait_stores_read<kRounds - 1>();
-      meet(1 + group_, kWarpGroup);
+      if (one_of_senders()) wait_stores_read<kRounds - 1>();
+      senders_meet();
     }
     return buffers_ + (round_ * kRound + box % kRound) * kPiece;
   }
@@ -133,16 +147,17 @@ class Storer {
   __device__ void send(const Tile& t, int box, int boxes, int width, bool add) {
     if (box % kRound != kRound - 1 && box != boxes - 1) return;
     fence_for_engines();
-    meet(1 + group_, kWarpGroup);
-    const uint32_t from = buffers_ + round_ * kRound * kPiece;
+    senders_meet();
+    const int first = L::kAlone ? warp_ * kWarpRows : 0;  // of the group's rows
+    const uint32_t from = buffers_ + round_ * kRound * kPiece + first * 128;
     round_ = (round_ + 1) % kRounds;
-    if (threadIdx.x % kWarpGroup != 0) return;
-    const int row = t.row + first_row_;
-    for (int i = box / kRound * kRound; i <= box; ++i) {
+    if (!one_of_senders()) return;
+    const int row = t.row + first_row_ + first;
+    const int rows = min(rows_left(t) - first, L::kAlone ? kWarpRows : 64);
+    for (int i = box / kRound * kRound; rows > 0 && i <= box; ++i) {
       const int column = t.column + i * width;
-      const Place at = kOp == GemmOp::kNT
-                           ? matrix_place(g_, maps_.matrices, t.group, column, row)
-                           : ragged_place(column, t.begin + row, min(rows_left(t), 64));
+      const Place at = kOp == GemmOp::kNT ? matrix_place(g_, maps_.matrices, t.group, column, row)
+                                          : ragged_place(column, t.begin + row, rows);
       const uint32_t piece = from + i % kRound * kPiece;
       add ? add_tile(maps_.out, piece, at) : store_tile(maps_.out, piece, at);
     }

@@ -11,14 +11,15 @@ namespace moiety::gemm::sm90 {
 
 // A box of the map: 128 bytes of each row, the width of a swizzled row in shared memory.
 inline constexpr int64_t kBoxBytes = 128;
+inline constexpr int64_t kNarrowBytes = 64;  // or so many, of which pieces of 16 are swizzled
 
 // Rows of a buffer that belong to groups. A place {c, kRaggedEnd - n, kRaggedEnd, r + n} is column c
 // of row r, of which n rows exist: rows after them are read as zeros and never written. The map's
 // rows end at kRaggedEnd; the third coordinate takes as many rows off the address again, modulo
 // 2^64, and the fourth adds those that are meant.
 inline constexpr int32_t kRaggedEnd = 1 << 30;
-CUtensorMap ragged_map(const void* rows, DType dtype, int64_t columns, int64_t stride,
-                       int box_rows);
+CUtensorMap ragged_map(const void* rows, DType dtype, int64_t columns, int64_t stride, int box_rows,
+                       int64_t box_bytes = kBoxBytes);
 
 // Matrices of equal shape, one a group. `stride`: bytes from one to the next, with places {column,
 // row, group, 0}. Without a stride, matrices lie anywhere from `first` on, and bytes b from there

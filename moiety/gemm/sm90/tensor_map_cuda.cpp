@@ -28,17 +28,18 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
   return found;
 }
 
-CUtensorMap encode(const void* data, DType dtype, const Dimensions& d, int box_rows) {
+CUtensorMap encode(const void* data, DType dtype, const Dimensions& d, int box_rows,
+                   int64_t box_bytes) {
   const bool fp32 = dtype == DType::kFloat32;
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(kBoxBytes / (fp32 ? 4 : 2)),
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(box_bytes / (fp32 ? 4 : 2)),
                              static_cast<cuuint32_t>(box_rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result =
-      encoder()(&map, fp32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                const_cast<void*>(data), d.size, d.stride, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encoder()(
+      &map, fp32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+      const_cast<void*>(data), d.size, d.stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box_bytes == kBoxBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     fail(ErrorKind::kCuda,
          "grouped_gemm: a map of {} columns, {} rows, strides of {}, {}, {} bytes at {}: error {}",
@@ -50,15 +51,15 @@ CUtensorMap encode(const void* data, DType dtype, const Dimensions& d, int box_r
 
 }  // namespace
 
-CUtensorMap ragged_map(const void* rows, DType dtype, int64_t columns, int64_t stride,
-                       int box_rows) {
+CUtensorMap ragged_map(const void* rows, DType dtype, int64_t columns, int64_t stride, int box_rows,
+                       int64_t box_bytes) {
   constexpr cuuint64_t kTaken = uint64_t{1} << 34;  // times kRaggedEnd it is 2^64
   const auto bytes = static_cast<cuuint64_t>(byte_size(dtype, stride));
   return encode(rows, dtype,
                 {{static_cast<cuuint64_t>(columns), kRaggedEnd, cuuint64_t{kRaggedEnd} + 1,
                   cuuint64_t{kRaggedEnd} * 2},
                  {bytes, kTaken - bytes, bytes}},
-                box_rows);
+                box_rows, box_bytes);
 }
 
 CUtensorMap matrix_map(const MapMatrices& m, int box_rows) {
@@ -70,7 +71,7 @@ CUtensorMap matrix_map(const MapMatrices& m, int box_rows) {
       {{static_cast<cuuint64_t>(m.columns), static_cast<cuuint64_t>(m.rows), near, far},
        {static_cast<cuuint64_t>(byte_size(m.dtype, m.row_stride)),
         static_cast<cuuint64_t>(packed ? m.stride : 16), static_cast<cuuint64_t>(kNearBytes)}},
-      box_rows);
+      box_rows, kBoxBytes);
 }
 
 }  // namespace moiety::gemm::sm90

@@ -84,10 +84,9 @@ struct Control {
   Entry entry;
   Entry next;           // of the dispatch in a prepare_dispatch whose prepare runs
   uint32_t ticket = 0;  // the blocks of a grid that have done their part
-  // Of the operation that runs: the rows of each rank that are direct; whether homes read them.
-  Direct direct_R[kMostMappedRanks] = {};
-  uint32_t pulls = 0;
-  uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
+  uint32_t pulls = 0;   // 1: homes read the rows of direct ranks in the operation that runs
+  Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it
+  uint32_t failed = 0, told = 0;           // 1: a fault is known; it is on the page
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
   // arrival; and all time that was spent waiting for peers.
   uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;

@@ -128,6 +128,12 @@ class StepExchange final : public PeerExchange {
     return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
   }
 
+  const uint64_t* fault_word() const override {
+    static_assert(offsetof(Control, failed) % 8 == 0 &&
+                  offsetof(Control, told) == offsetof(Control, failed) + 4);
+    return reinterpret_cast<const uint64_t*>(control_.local() + offsetof(Control, failed));
+  }
+
   std::optional<Finding> take_finding(Epoch epoch) override {
     Findings findings;
     std::byte* const there = control_.local() + offsetof(Control, findings);

@@ -117,7 +117,8 @@ constexpr ColumnPlan kColumnPlan = sizeof(T) == 4 ? ColumnPlan{1, 2, 1, kUnits}
                                    : is_fp4(F)    ? ColumnPlan{1, 4, 1, 1}
                                                   : ColumnPlan{1, 3, 1, kUnits};
 
-template <Format F, class T, bool kStochastic>
+// With kCoded X are codes.
+template <Format F, class T, bool kStochastic, bool kCoded>
 __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.blocks)
     cast_row_col_blocks(const __grid_constant__ Source source) {
   extern __shared__ uint4 memory[];
@@ -130,9 +131,16 @@ __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.block
                          i % kPlan.stages * StagedTile<T>::kBytes};
   };
   Place next{};
+  const auto fill = [&](int i) {
+    if constexpr (kCoded) {
+      stage(i).fill_coded(source, jobs[next.slot], next);
+    } else {
+      stage(i).fill(jobs[next.slot], next);
+    }
+  };
   share_job(source, jobs);
   bool more = second_pass_tile<2>(source, 0, jobs, &next);
-  if (more) stage(0).fill(jobs[next.slot], next);
+  if (more) fill(0);
   int slot = -1;  // slot of the last tile
   for (int i = 0; more; ++i) {
     const Place place = next;
@@ -141,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.block
     wait_for_copies();
     __syncthreads();
     more = second_pass_tile<2>(source, i + 1, jobs, &next);
-    if (kPlan.stages > 1 && more) stage(i + 1).fill(jobs[next.slot], next);
+    if (kPlan.stages > 1 && more) fill(i + 1);
     begin_cast<F>(job, place, place.slot != slot, factors);
     slot = place.slot;
     with_codec_of<F>(job.spec, [&](auto codec) {
@@ -158,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, kColumnPlan<F, T, kStochastic>.block
     });
     if (kPlan.stages == 1) {
       __syncthreads();
-      if (more) stage(i + 1).fill(jobs[next.slot], next);
+      if (more) fill(i + 1);
     }
   }
 }

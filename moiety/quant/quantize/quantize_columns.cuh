@@ -4,7 +4,7 @@
 
 #include "moiety/quant/convert/transpose_device.cuh"
 #include "moiety/quant/hadamard.h"
-#include "moiety/quant/quantize/quantize_tile.cuh"
+#include "moiety/quant/quantize/quantize_coded.cuh"
 
 namespace moiety::quant::device {
 
@@ -171,15 +171,15 @@ struct StagedTile {
     } else if constexpr (sizeof(T) == 2) {
       Unit<T> x[kUnits];
       load_units(job, place, x);
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-        for (int w = 0; w < Unit<T>::kWords; w += 4) {
-          *unit_part(i, w) =
-              make_uint4(x[i].word[w], x[i].word[w + 1], x[i].word[w + 2], x[i].word[w + 3]);
-        }
-      }
+      put(x);
     }
+  }
+  // The same from codes; it is full after a barrier.
+  __device__ void fill_coded(const Source& source, const QuantizeJob& job,
+                             const Place& place) const {
+    Unit<T> x[kUnits];
+    take_units<true>(source, job, place, x);
+    put(x);
   }
   // The thread's i-th unit.
   __device__ Unit<T> unit(int i) const {
@@ -204,6 +204,16 @@ struct StagedTile {
   }
 
  private:
+  __device__ void put(const Unit<T> (&x)[kUnits]) const {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+      for (int w = 0; w < Unit<T>::kWords; w += 4) {
+        *unit_part(i, w) =
+            make_uint4(x[i].word[w], x[i].word[w + 1], x[i].word[w + 2], x[i].word[w + 3]);
+      }
+    }
+  }
   // Parts of 16 bytes change places within a row, so that neither units nor quads of columns, below
   // or beside each other, meet bank conflicts.
   __device__ T* element(int r, int c) const {
@@ -263,6 +273,19 @@ __device__ ColumnQuad<T> load_columns(const QuantizeJob& job, int64_t r, int64_t
         out.row[i].word[j] = __float_as_uint(p[i * job.stride + j]);
       }
     }
+  }
+  return out;
+}
+
+// The same as values of codes, of the job's rows from `first` on.
+__device__ inline ColumnQuad<bf16> load_coded_columns(const Source& source, const QuantizeJob& job,
+                                                      int64_t first, int64_t r, int64_t c) {
+  const int cols = int(min(job.cols - c, int64_t{kQuad}));
+  ColumnQuad<bf16> out;
+#pragma unroll 4
+  for (int i = 0; i < kUnit; ++i) {
+    const auto row = CodedRun<kQuad>(source.coded, first + r + i, c, r + i < job.rows ? cols : 0);
+    out.row[i] = {row.out.word[0], row.out.word[1]};
   }
   return out;
 }

@@ -105,8 +105,8 @@ Source grouped(const QuantizeJob& whole, const RowGroups& groups) {
 
 const QuantizeLaunch& launch_of(QuantizePass pass, const QuantizeTraits& traits) {
   const QuantizeKernel chosen = choose_kernel(pass, traits);
-  for (const auto& table :
-       {device::fp8_launches(), device::mxfp8_launches(), device::nvfp4_launches()}) {
+  for (const auto& table : {device::fp8_launches(), device::mxfp8_launches(),
+                            device::nvfp4_launches(), device::requantize_launches()}) {
     for (const QuantizeLaunch& row : table) {
       if (row.is == chosen) return row;
     }
@@ -151,13 +151,28 @@ Launches plan(const Source& source, const QuantizeTraits& traits, QuantizePass l
 
 }  // namespace
 
-void quantize_cuda(const QuantizeJob& job, const RowGroups* groups, QuantizePass last,
-                   const Stream& stream) {
-  const Launches launches =
-      plan(groups ? grouped(job, *groups) : single(job), traits_of(job), last);
+namespace {
+
+void run(const Launches& launches, const Stream& stream) {
   for (const auto& one : launches.each()) {
     launch(one.name, one.kernel, one.shape, stream, launches.source);
   }
+}
+
+}  // namespace
+
+void quantize_cuda(const QuantizeJob& job, const RowGroups* groups, QuantizePass last,
+                   const Stream& stream) {
+  run(plan(groups ? grouped(job, *groups) : single(job), traits_of(job), last), stream);
+}
+
+void requantize_cuda(const QuantizeJob& job, const RowGroups* groups, const DequantizeJob& rows,
+                     const Stream& stream) {
+  Source source = groups ? grouped(job, *groups) : single(job);
+  source.coded = rows;
+  QuantizeTraits traits = traits_of(job);
+  traits.coded = true;
+  run(plan(source, traits, QuantizePass::kCast), stream);
 }
 
 // Jobs that the same kernels serve, in one launch per pass.
@@ -217,11 +232,7 @@ std::shared_ptr<const QuantizeTable::Device> make_device_table(std::span<const Q
 }
 
 void quantize_many_cuda(const QuantizeTable::Device& table, const Stream& stream) {
-  for (const auto& batch : table.batches) {
-    for (const auto& one : batch.launches.each()) {
-      launch(one.name, one.kernel, one.shape, stream, batch.launches.source);
-    }
-  }
+  for (const auto& batch : table.batches) run(batch.launches, stream);
 }
 
 }  // namespace moiety::quant

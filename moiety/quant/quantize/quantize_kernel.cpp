@@ -9,15 +9,19 @@ namespace {
 
 QuantizeKernel wanted(QuantizePass pass, const QuantizeTraits& t) {
   if (t.row_scaled) {
-    return {QuantizeFamily::kScaledRows, t.format, t.dtype, t.stochastic, t.col};
+    return {QuantizeFamily::kScaledRows, t.format, t.dtype, t.stochastic, t.col, t.coded};
   }
   if (pass == QuantizePass::kMeasure) {
     const bool own_col = t.want_col && t.rotated;
-    return {QuantizeFamily::kMeasure, Format::kFp8Tensor, t.dtype, false, own_col};
+    return {QuantizeFamily::kMeasure, Format::kFp8Tensor, t.dtype, false, own_col, t.coded};
   }
   const bool shares_codes = is_tile(t.format) || t.format == Format::kFp8Tensor;
-  return {shares_codes ? QuantizeFamily::kTiles : QuantizeFamily::kBlocks, t.format, t.dtype,
-          t.stochastic, t.col};
+  return {shares_codes ? QuantizeFamily::kTiles : QuantizeFamily::kBlocks,
+          t.format,
+          t.dtype,
+          t.stochastic,
+          t.col,
+          t.coded};
 }
 
 template <class List>
@@ -43,12 +47,12 @@ QuantizeTraits traits_of(const QuantizeJob& job) {
 QuantizeKernel choose_kernel(QuantizePass pass, const QuantizeTraits& traits) {
   const QuantizeKernel kernel = wanted(pass, traits);
   if (contains(kFp8Kernels, kernel) || contains(kMxfp8Kernels, kernel) ||
-      contains(kNvfp4Kernels, kernel)) {
+      contains(kNvfp4Kernels, kernel) || contains(kRequantizeKernels, kernel)) {
     return kernel;
   }
   fail(ErrorKind::kUnsupported, "{}: no kernel for {} from {}{}{}",
        pass == QuantizePass::kMeasure ? "compute_amax" : "quantize", name(traits.format),
-       name(traits.dtype), traits.row_scaled ? ", row_scaled" : "",
+       traits.coded ? "codes" : name(traits.dtype), traits.row_scaled ? ", row_scaled" : "",
        traits.col ? ", with col codes" : "");
 }
 

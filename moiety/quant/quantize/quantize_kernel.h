@@ -24,6 +24,7 @@ struct QuantizeTraits {
   bool want_row = false, want_col = false;
   bool measures_first = false;  // the amax comes from X, before anything is cast
   bool delayed = false;         // the scale is one of the steps before
+  bool coded = false;           // X are codes, whose values are bf16 (requantize.h)
   friend bool operator==(const QuantizeTraits&, const QuantizeTraits&) = default;
 };
 QuantizeTraits traits_of(const QuantizeJob& job);
@@ -41,12 +42,14 @@ struct QuantizeKernel {
   DType dtype;
   bool stochastic;
   bool col;
+  bool coded = false;
   friend constexpr bool operator==(const QuantizeKernel&, const QuantizeKernel&) = default;
 };
 
 namespace detail {
 
-// A family's kernels of one format: both dtypes, and both roundings if the family rounds.
+// A family's kernels of one format: both dtypes, or values of codes, which are bf16; and both
+// roundings if the family rounds.
 struct QuantizeFamilyRow {
   QuantizeFamily family;
   Format format;
@@ -55,13 +58,15 @@ struct QuantizeFamilyRow {
 constexpr bool rounds(QuantizeFamily family) { return family != QuantizeFamily::kMeasure; }
 
 template <size_t kCount, size_t kRows>
-constexpr std::array<QuantizeKernel, kCount> list_kernels(const QuantizeFamilyRow (&rows)[kRows]) {
+constexpr std::array<QuantizeKernel, kCount> list_kernels(const QuantizeFamilyRow (&rows)[kRows],
+                                                          bool coded = false) {
   std::array<QuantizeKernel, kCount> out{};
   size_t n = 0;
   for (const QuantizeFamilyRow& row : rows) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      if (coded && dtype != DType::kBFloat16) continue;
       for (int stochastic = 0; stochastic < (rounds(row.family) ? 2 : 1); ++stochastic) {
-        out.at(n++) = {row.family, row.format, dtype, stochastic != 0, row.col};
+        out.at(n++) = {row.family, row.format, dtype, stochastic != 0, row.col, coded};
       }
     }
   }
@@ -71,7 +76,8 @@ constexpr std::array<QuantizeKernel, kCount> list_kernels(const QuantizeFamilyRo
 
 }  // namespace detail
 
-// One list a source file: quantize_fp8_cuda.cu, quantize_mxfp8_cuda.cu, quantize_nvfp4_cuda.cu.
+// One list a source file: quantize_fp8_cuda.cu, quantize_mxfp8_cuda.cu, quantize_nvfp4_cuda.cu,
+// requantize_cuda.cu.
 inline constexpr auto kFp8Kernels = detail::list_kernels<24>({
     {QuantizeFamily::kTiles, Format::kFp8Tensor, false},
     {QuantizeFamily::kTiles, Format::kFp8Tensor, true},
@@ -94,6 +100,18 @@ inline constexpr auto kNvfp4Kernels = detail::list_kernels<24>({
     {QuantizeFamily::kMeasure, Format::kFp8Tensor, false},
     {QuantizeFamily::kMeasure, Format::kFp8Tensor, true},
 });
+inline constexpr auto kRequantizeKernels = detail::list_kernels<14>(
+    {
+        {QuantizeFamily::kTiles, Format::kFp8Tensor, true},
+        {QuantizeFamily::kTiles, Format::kFp8Block128x128, true},
+        {QuantizeFamily::kTiles, Format::kNvfp4Tile16, true},
+        {QuantizeFamily::kBlocks, Format::kFp8Block1x128, true},
+        {QuantizeFamily::kBlocks, Format::kMxfp8, true},
+        {QuantizeFamily::kBlocks, Format::kNvfp4, true},
+        {QuantizeFamily::kMeasure, Format::kFp8Tensor, false},
+        {QuantizeFamily::kMeasure, Format::kFp8Tensor, true},
+    },
+    true);
 
 // Throws Unsupported, naming what is asked for, if no list has a kernel for it.
 QuantizeKernel choose_kernel(QuantizePass pass, const QuantizeTraits& traits);

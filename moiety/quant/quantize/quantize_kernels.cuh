@@ -18,15 +18,15 @@ QuantizeLaunch launch_of() {
   constexpr Format F = k.format;
   using T = std::conditional_t<k.dtype == DType::kFloat32, float, bf16>;
   if constexpr (k.family == QuantizeFamily::kMeasure) {
-    return {k, measure_tiles<T, k.col>};
+    return {k, measure_tiles<T, k.col, k.coded>};
   } else if constexpr (k.family == QuantizeFamily::kTiles) {
-    return {k, cast_tiles<F, T, k.stochastic, k.col>};
+    return {k, cast_tiles<F, T, k.stochastic, k.col, k.coded>};
   } else if constexpr (k.family == QuantizeFamily::kScaledRows) {
     return {k, cast_scaled_rows<T, k.stochastic>};
   } else if constexpr (k.col) {
     constexpr ColumnPlan kPlan = kColumnPlan<F, T, k.stochastic>;
-    return {k, cast_row_col_blocks<F, T, k.stochastic>, kPlan.stages * StagedTile<T>::kBytes,
-            kPlan.run};
+    return {k, cast_row_col_blocks<F, T, k.stochastic, k.coded>,
+            kPlan.stages * StagedTile<T>::kBytes, kPlan.run};
   } else {
     return {k, cast_row_blocks<F, T, k.stochastic>};
   }

@@ -23,6 +23,7 @@ struct QuantizeLaunch {
 std::span<const QuantizeLaunch> fp8_launches();
 std::span<const QuantizeLaunch> mxfp8_launches();
 std::span<const QuantizeLaunch> nvfp4_launches();
+std::span<const QuantizeLaunch> requantize_launches();
 
 // The launches of one call, in order, over one source.
 struct Launches {

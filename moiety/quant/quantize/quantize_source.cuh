@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "moiety/quant/convert/dequantize_job.h"
 #include "moiety/quant/quantize/quantize_job.h"
 #include "moiety/quant/quantize/quantize_memory.cuh"
 #include "moiety/quant/quantize_group.h"
@@ -47,6 +48,7 @@ struct Source {
   int64_t run = 1;                 // for kMany and kGroups: consecutive tiles of a block, 2^n
   bool measures = false;           // a kernel of the call fills the amax slots
   bool casts = true;               // a kernel of the call writes codes
+  DequantizeJob coded;             // for kernels of codes: `job.x` is where its first row would be
   // For kMany: the jobs, and the first tile of each, with the total at the end.
   const QuantizeJob* jobs = nullptr;
   const int64_t* first_tile = nullptr;

@@ -41,7 +41,8 @@ __device__ void store_tile_scale(const QuantizeJob& job, const Place& place,
   }
 }
 
-template <Format F, class T, bool kStochastic, bool kCol>
+// With kCoded X are codes.
+template <Format F, class T, bool kStochastic, bool kCol, bool kCoded>
 __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
     cast_tiles(const __grid_constant__ Source source) {
   __shared__ QuantizeJob job;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T, kStochastic>)
   share_job(source, &job);
   for (int i = 0; second_pass_tile(source, i, &job, &place); ++i) {
     Unit<T> x[kUnits];
-    load_units(job, place, x);
+    take_units<kCoded>(source, job, place, x);
     begin_cast<F>(job, place, i == 0 || source.kind != Source::Kind::kSingle, factors);
     uint32_t amax = 0;
     if (F != Format::kFp8Tensor || job.delayed_scale || job.flags) {
@@ -110,7 +111,7 @@ __device__ inline uint32_t first_warp_max(uint32_t v, uint32_t* warps) {
 }
 
 // Raises the amax slots of the job. With kRotated amax[1] is that of the rotated columns.
-template <class T, bool kRotated>
+template <class T, bool kRotated, bool kCoded>
 __global__ void __launch_bounds__(kThreads, kResident<T, false>)
     measure_tiles(const __grid_constant__ Source source) {
   __shared__ QuantizeJob job;
@@ -138,8 +139,14 @@ __global__ void __launch_bounds__(kThreads, kResident<T, false>)
   TileWalk walk(source);
   for (Place place; walk.next(&job, &place);) {
     if constexpr (kRotated) {
-      auto x = load_columns<T>(job, place.row + threadIdx.x / 32 * kUnit,
-                               place.col + threadIdx.x % 32 * kQuad);
+      const int64_t r = place.row + threadIdx.x / 32 * kUnit,
+                    c = place.col + threadIdx.x % 32 * kQuad;
+      ColumnQuad<T> x;
+      if constexpr (kCoded) {
+        x = load_coded_columns(source, job, first_coded_row(source, job), r, c);
+      } else {
+        x = load_columns<T>(job, r, c);
+      }
       const auto magnitude = x.magnitude();
       x.flip(uniform(job.spec.rht_signs));
 #pragma unroll
@@ -149,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T, false>)
       }
     } else {
       Unit<T> x[kUnits];
-      load_units(job, place, x);
+      take_units<kCoded>(source, job, place, x);
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) amax = max(amax, amax_bits(x[i]));
     }

@@ -9,6 +9,7 @@
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/moe/row_layout.h"
 #include "moiety/moe/slot_maps.h"
 #include "moiety/nn/loss.h"
 #include "moiety/train/precision.h"
@@ -31,6 +32,25 @@ struct Kept {
   int64_t attention, dense;
   int64_t copies, rows;  // what copies of tokens' rows take of `rows`
   int64_t shared;
+};
+
+// Whether layers with this precision's recipe leave column codes of the rows that came, and the bytes
+// of these.
+struct KeptColumns {
+  KeptColumns(const model::Precision& precision, const model::Config& c, const Grid& grid,
+              const PassSizes& s)
+      : layers(precision.kept), all(c.layers) {
+    if (!precision.recipe || s.in_place || s.lends_rows) return;
+    const int64_t local = c.router.experts / grid.ep;
+    const QuantSpec& format = precision.recipe->input;
+    any = moe::keeps_columns(format, s.capacity, s.d, local, s.sources);
+    if (any) bytes = gemm::column_bytes(format, s.capacity, s.d, local);
+  }
+  bool of(int64_t layer) const { return any && layer >= layers.first && layer < all - layers.last; }
+  model::KeptLayers layers;
+  int64_t all;
+  bool any = false;
+  int64_t bytes = 0;
 };
 
 // The kinds of blocks that backward comes to.
@@ -113,6 +133,8 @@ class QuantizedLinears {
                    const PassSizes& s)
       : precision_(precision), linears_(c, grid, s), config_layers_(c.layers) {
     if (!precision_.recipe) return;
+    linears_.size[Linears::kFc1].x_columns =
+        c.recompute == model::Recompute::kNone && KeptColumns(precision, c, grid, s).any;
     for (gemm::LinearSize& size : linears_.size) {
       size.in_format = model::kept_format(*precision_.recipe, size.k).has_value();
     }
@@ -214,11 +236,13 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   }
 }
 
-int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s) {
+int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
+                         const model::Precision& precision) {
   const model::Config& c = config.model;
   const model::Frozen frozen(c);
   const bool full = c.recompute == model::Recompute::kFull;
   const Kept kept(s);
+  const KeptColumns columns(precision, c, grid, s);
   const int64_t x = s.own * s.d * s.item;
   int64_t bytes = 2 * x;  // h, the embedding's output
   if (model::head_needs(c, frozen).input) bytes += x;
@@ -239,14 +263,23 @@ int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const Pass
     if (c.recompute != model::Recompute::kNone) {
       bytes += s.own * c.router.top_k * kFloatBytes;
     } else {
-      const bool copies = model::ffn_needs(c, frozen, l).fc1;
-      bytes += kept.rows - (copies ? 0 : kept.copies) + kept.shared;
+      bytes += kept.rows - kept.copies + kept.shared;
+      if (model::ffn_needs(c, frozen, l).fc1) bytes += columns.of(l) ? columns.bytes : kept.copies;
     }
   }
   return bytes;
 }
 
 namespace {
+
+// The most bytes that quantized experts take in forward beside what it keeps. Rows that leave their
+// columns (`copies`, or 0) are there until these have been made, from copies in the order of experts;
+// what forward multiplies by then is there no more.
+int64_t forward_bytes(const PassSizes& s, int64_t outputs, int64_t products, int64_t copies,
+                      int64_t rows) {
+  const int64_t ordered = copies > 0 && s.maps ? rows : 0;
+  return copies + std::max(outputs + products, copies > 0 ? s.codes + rows + ordered : 0);
+}
 
 // The most bytes that a layer takes of which nothing is kept.
 int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
@@ -305,7 +338,7 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   if (reached.passes()) {
     const int64_t beside = 3 * x + (c.shared_d_ffn > 0 ? s.own * s.d * kFloatBytes : 0);
     outside = std::max(outside, passed_layer_bytes(config, grid, s, q) + beside -
-                                    activation_bytes(config, grid, s));
+                                    activation_bytes(config, grid, s, precision));
   }
   if (!reached.moe) return std::max(layer + std::max(others, dense), outside);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
@@ -320,23 +353,25 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   // h as it came, where it comes quantized and experts read it by maps.
   const int64_t came = s.in_place && s.codes > 0 ? x + s.codes : 0;
   const int64_t kept = x + gradient + s.capacity * kFloatBytes;
-  const int64_t hidden = s.capacity * c.d_ffn * s.item;
   const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
   const bool quantized = q.count(L::kFc1) > 0;
   const bool plain = keeps_inner_rows(c, s) && q.count(L::kFc1) < c.moe_layers();
-  int64_t experts = kept + wide + widened + router + (plain ? hidden : 0);
+  int64_t experts = kept + wide + widened + router + (plain ? inner : 0);
   if (quantized) {
     const int64_t beside_weights =
         c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
     // The codes that came are multiplied, or quantized anew beside them.
     const int64_t beside_fc1 = s.in_place ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
     const int64_t fc1 = w1.forward + beside_fc1;
+    const bool leaves = !moe && reached.experts_fc1 && KeptColumns(precision, c, grid, s).any;
     const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
                                      anew(reached.experts_fc2, w2.weight_gradient));
-    experts = std::max({experts, kept + hidden + std::max(w1.input_gradient, w2.input_gradient),
-                        anew(weights > 0, beside_weights + weights),
-                        rows_d + hidden + std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
-                        moe ? x + gradient + fc1 : 0});
+    experts = std::max(
+        {experts, kept + inner + std::max(w1.input_gradient, w2.input_gradient),
+         anew(weights > 0, beside_weights + weights),
+         forward_bytes(s, rows_d + inner, std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
+                       anew(leaves, saved.copies), rows_d),
+         moe ? x + gradient + fc1 : 0});
   }
   const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
   const int64_t shared =

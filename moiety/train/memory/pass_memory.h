@@ -35,7 +35,8 @@ struct PassSizes {
 };
 
 // Bytes that forward leaves for backward.
-int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes);
+int64_t activation_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes,
+                         const model::Precision& precision);
 // The most bytes that blocks take beside that while they run, with tensors that they compute again.
 int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& sizes,
                         const model::Precision& precision);

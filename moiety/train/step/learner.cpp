@@ -19,6 +19,7 @@ optim::OptimizerConfig optimizer_config(const TrainConfig& c, Device device) {
   o.guard = c.guard.nan;
   o.main_grad = c.optim.grad_dtype;
   o.grad_wire = gradient_wire(c);
+  o.late_weights = true;
   o.max_skips = int(c.guard.max_skips);
   o.spike_sigma = c.guard.spike_sigma;
   return o;

@@ -114,6 +114,7 @@ class StepPipeline {
   void enqueue_passes(bool feeds);
   // The same for micro-batches that take turns (model/transformer.h), on two arenas.
   void enqueue_turns(bool feeds);
+  model::Transformer::AwaitWeights await_weights();
   model::Transformer::GradientsReady gradients_ready();
   model::Batch fetch_batch();
   void enqueue_update();

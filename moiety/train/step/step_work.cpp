@@ -2,7 +2,9 @@
 #include <array>
 #include <optional>
 
+#include "moiety/base/error.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/gpu_waits.h"
 #include "moiety/model/step_input.h"
 #include "moiety/train/step/step_pipeline.h"
 
@@ -38,7 +40,12 @@ void StepPipeline::launch_graph() {
       world_.wait(ready);
       world_.barrier();
     }
-    log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes", graph_->nodes());
+    const int waiting = comm::waiting_streams(world_);
+    MOIETY_CHECK(waiting <= comm::kMaxWaitingStreams,
+                 "train: a rank waits for peers on {} streams, at most {} can be", waiting,
+                 comm::kMaxWaitingStreams);
+    log(LogLevel::kDebug, "the step is a CUDA graph of {} nodes; {} streams wait for peers",
+        graph_->nodes(), waiting);
   }
   graph_->launch(learner_.stream);
 }
@@ -62,6 +69,7 @@ model::Batch StepPipeline::fetch_batch() {
 void StepPipeline::enqueue_passes(bool feeds) {
   const Stream& stream = learner_.stream;
   model::Transformer& model = learner_.transformer();
+  learner_.optimizer.begin_forward(stream);
   sums_.clear(stream);
   const auto ready = gradients_ready();
   const auto step = learner_.gathering.begin_step("train", micro_steps_);
@@ -73,7 +81,8 @@ void StepPipeline::enqueue_passes(bool feeds) {
       const ArenaScope activations(learner_.arena);
       const model::Batch batch = fetch_batch();
       heartbeat_.phase("forward");
-      model.forward(batch, learner_.capacity.rows(), sums_, learner_.arena, stream);
+      model.forward(batch, learner_.capacity.rows(), sums_, learner_.arena, stream,
+                    m == 0 ? await_weights() : nullptr);
       heartbeat_.phase("backward");
       model.backward(batch, stream, m + 1 == micro_steps_ ? ready : nullptr);
     }
@@ -90,7 +99,7 @@ void StepPipeline::enqueue_turns(bool feeds) {
   activations[0].emplace(*arenas[0]);
   model::Batch batch = fetch_batch();
   heartbeat_.phase("forward");
-  model.forward(batch, learner_.capacity.rows(), sums_, *arenas[0], stream);
+  model.forward(batch, learner_.capacity.rows(), sums_, *arenas[0], stream, await_weights());
   for (int64_t m = 1; m < micro_steps_; ++m) {
     if (feeds) feed_batch(m);
     const size_t mine = size_t(m) % 2;
@@ -103,6 +112,12 @@ void StepPipeline::enqueue_turns(bool feeds) {
   }
   heartbeat_.phase("backward");
   model.backward(batch, stream, gradients_ready());
+}
+
+// Lets ranks on GPUs bring weights beside the first forward.
+model::Transformer::AwaitWeights StepPipeline::await_weights() {
+  if (!ranks_on_gpus()) return {};
+  return [this](int end) { learner_.optimizer.await_weights(end, learner_.stream); };
 }
 
 // Lets ranks on GPUs sum gradients beside the last backward.

@@ -41,7 +41,7 @@ _OURS = {
 }
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> None:
     if name in _OURS:
         raise errors.Unsupported(f"moiety.te.{name} does not exist: {_OURS[name]}")
     raise AttributeError(f"module 'moiety.te' has no attribute '{name}'")

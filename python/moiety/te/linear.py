@@ -1,15 +1,19 @@
 """GroupedLinear with the arguments of transformer_engine.pytorch.GroupedLinear."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .. import errors, nn
 
 
-def form(single):
+def form(single: bool) -> Any:
     return "grouped" if single else "indexed"
 
 
-def refuse(where, given, ours):
+def refuse(where: Any, given: Any, ours: Any) -> None:
     """Raises for every argument that is not what it must be. given: {name: (value, what is accepted)}."""
     for name, (value, accepted) in given.items():
         if not any(value is a or value == a for a in accepted):
@@ -33,12 +37,15 @@ class GroupedLinear(nn.GroupedLinear):
     rank. device: torch's default one, unless given.
     """
 
-    def __init__(self, num_gemms, in_features, out_features, sequence_parallel=False,
-                 fuse_wgrad_accumulation=False, tp_group=None, tp_size=1, get_rng_state_tracker=None,
-                 rng_tracker_name=None, init_method=None, bias=True, return_bias=False,
-                 params_dtype=None, parallel_mode=None, device=None, ub_overlap_rs=False,
-                 ub_overlap_ag=False, ub_name=None, delay_wgrad_compute=False, save_original_input=False,
-                 name=None, *, single_grouped_weight=False, single_grouped_bias=False):
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, sequence_parallel: bool = False,
+                 fuse_wgrad_accumulation: bool = False, tp_group: Any = None, tp_size: int = 1,
+                 get_rng_state_tracker: Any = None, rng_tracker_name: Any = None,
+                 init_method: Callable[[Tensor], Any] | None = None, bias: bool = True,
+                 return_bias: bool = False, params_dtype: torch.dtype | None = None, parallel_mode: Any = None,
+                 device: Any = None, ub_overlap_rs: bool = False, ub_overlap_ag: bool = False,
+                 ub_name: Any = None, delay_wgrad_compute: bool = False, save_original_input: bool = False,
+                 name: str | None = None, *, single_grouped_weight: bool = False,
+                 single_grouped_bias: bool = False) -> None:
         refuse("moiety.te.GroupedLinear", {
             "sequence_parallel": (sequence_parallel, (False,)), "tp_group": (tp_group, (None,)),
             "tp_size": (tp_size, (1,)), "get_rng_state_tracker": (get_rng_state_tracker, (None,)),
@@ -55,7 +62,7 @@ class GroupedLinear(nn.GroupedLinear):
         self.name = name
 
     @torch.no_grad()
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """init_method(weight) of each expert, by default normal with a deviation of 0.023; biases 0."""
         for stack in self.experts_of("weight"):
             for weight in stack if self.forms["weight"] == "grouped" else [stack]:
@@ -68,7 +75,8 @@ class GroupedLinear(nn.GroupedLinear):
         for bias in self.experts_of("bias") or ():
             torch.nn.init.zeros_(bias)
 
-    def forward(self, inp, m_splits, is_first_microbatch=None):
+    def forward(self, inp: Tensor, m_splits: Tensor | Sequence[int],  # type: ignore[override]
+                is_first_microbatch: bool | None = None) -> Any:
         """[..., out_features] of inp [..., in_features]; with return_bias also the biases, which are
         then not added. m_splits: rows of each group, a tensor on inp's device that the host does not
         read, or a list. is_first_microbatch=True: this backward overwrites main_grad."""
@@ -79,10 +87,11 @@ class GroupedLinear(nn.GroupedLinear):
         bias = self.stacked("bias")
         return y, [] if bias is None else list(bias)
 
-    def need_backward_dw(self):
+    def need_backward_dw(self) -> Any:
         """Whether backward leaves gradients of weights to backward_dw()."""
         return self.delay_wgrad
 
-    def register_wgrad_accumulation_and_reduce_hooks(self, wgrad_accumulation_and_reduce_hook):
+    def register_wgrad_accumulation_and_reduce_hooks(self,
+                                                     wgrad_accumulation_and_reduce_hook: Callable[[], Any]) -> Any:
         """The hook, without arguments, runs after each contribution to the weights' gradients."""
         return self.on_grad_ready(lambda _: wgrad_accumulation_and_reduce_hook())

@@ -9,7 +9,11 @@ and a linear run as one operator where that computes the same: `Sequential.path`
 last call went, `Sequential.why` what kept it from being fused.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .. import errors, nn
 from .. import ops as _operators
@@ -26,10 +30,11 @@ class GroupedLinear(nn.GroupedLinear):
     accumulate_into_main_grad adds gradients of weights to `main_grad`.
     """
 
-    def __init__(self, num_groups, in_features, out_features, *, bias=True, device=None, dtype=None,
-                 rng_state_tracker_function=None, accumulate_into_main_grad=False,
-                 single_grouped_weight=False, single_grouped_bias=False, delay_wgrad_compute=False,
-                 scale_bias=False):
+    def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
+                 device: Any = None, dtype: torch.dtype | None = None, rng_state_tracker_function: Any = None,
+                 accumulate_into_main_grad: bool = False, single_grouped_weight: bool = False,
+                 single_grouped_bias: bool = False, delay_wgrad_compute: bool = False,
+                 scale_bias: bool = False) -> None:
         refuse("moiety.te.ops.GroupedLinear",
                {"rng_state_tracker_function": (rng_state_tracker_function, (None,))},
                {"rng_state_tracker_function": "weights are drawn from torch's generator"})
@@ -40,17 +45,19 @@ class GroupedLinear(nn.GroupedLinear):
         self.use_bias, self.scale_bias = bias, scale_bias and bias
         self.num_extra_inputs = 2 if self.scale_bias else 1
 
-    def forward(self, x, splits, scales=None):
+    def forward(self, x: Tensor, splits: Tensor | Sequence[int],  # type: ignore[override]
+                scales: Tensor | None = None) -> Tensor:
         if self.scale_bias and scales is None:
             raise errors.InvalidArgument("moiety.te.ops.GroupedLinear: scale_bias takes the scales of rows "
                                          "behind the splits, and there are none")
         return super().forward(x, splits, row_scale=_scales(scales))
 
-    def need_backward_dw(self):
+    def need_backward_dw(self) -> Any:
         """Whether backward leaves gradients of weights to backward_dw()."""
         return self.delay_wgrad
 
-    def register_wgrad_accumulation_and_reduce_hooks(self, wgrad_accumulation_and_reduce_hook):
+    def register_wgrad_accumulation_and_reduce_hooks(self,
+                                                     wgrad_accumulation_and_reduce_hook: Callable[[], Any]) -> Any:
         """The hook, without arguments, runs after each contribution to the weights' gradients."""
         return self.on_grad_ready(lambda _: wgrad_accumulation_and_reduce_hook())
 
@@ -60,16 +67,17 @@ class _Scaled(torch.nn.Module):
 
     num_extra_inputs = 1
 
-    def __init__(self, activation, interleave, activation_recompute_in_mlp):
+    def __init__(self, activation: nn.Activation, interleave: int | None,
+                 activation_recompute_in_mlp: bool) -> None:
         super().__init__()
         self.activation, self.interleave = activation, interleave or 0
         # The fused path always computes activations again in backward, the other keeps their inputs.
         self.activation_recompute_in_mlp = activation_recompute_in_mlp
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.activation}, glu_interleave_size={self.interleave or None}"
 
-    def forward(self, x, scales):
+    def forward(self, x: Tensor, scales: Tensor | None) -> Any:
         a = self.activation
         y = _operators.activation(x.reshape(-1, x.shape[-1]), row_scale=_scales(scales), kind=a.kind,
                                   alpha=a.alpha, limit=a.limit, offset=a.offset,
@@ -81,7 +89,8 @@ class ScaledSwiGLU(_Scaled):
     """silu(first half) * second half, times the scale of the row. glu_interleave_size: the halves lie
     in alternating blocks of so many columns."""
 
-    def __init__(self, glu_interleave_size=None, *, activation_recompute_in_mlp=False):
+    def __init__(self, glu_interleave_size: int | None = None, *,
+                 activation_recompute_in_mlp: bool = False) -> None:
         super().__init__(nn.Swiglu(), glu_interleave_size, activation_recompute_in_mlp)
 
 
@@ -89,8 +98,8 @@ class ScaledClampedQGeGLU(_Scaled):
     """g * sigmoid(alpha * g) * (u + glu_linear_offset) with g <= limit and |u| <= limit, times the scale
     of the row."""
 
-    def __init__(self, glu_interleave_size=None, *, activation_recompute_in_mlp=False, limit=7.0,
-                 alpha=1.702, glu_linear_offset=1.0):
+    def __init__(self, glu_interleave_size: int | None = None, *, activation_recompute_in_mlp: bool = False,
+                 limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> None:
         super().__init__(nn.QGeglu(alpha, limit, glu_linear_offset), glu_interleave_size,
                          activation_recompute_in_mlp)
 
@@ -98,7 +107,7 @@ class ScaledClampedQGeGLU(_Scaled):
 class ScaledSReLU(_Scaled):
     """relu(x)^2, times the scale of the row."""
 
-    def __init__(self, *, activation_recompute_in_mlp=False):
+    def __init__(self, *, activation_recompute_in_mlp: bool = False) -> None:
         super().__init__(nn.SquaredRelu(), None, activation_recompute_in_mlp)
 
 
@@ -108,7 +117,7 @@ class Sequential(torch.nn.Sequential):
     path = None  # "fused" or "unfused": the way of the last call
     why = None  # why it was not fused
 
-    def __init__(self, *modules):
+    def __init__(self, *modules: Any) -> None:
         super().__init__(*modules)
         # The grouped MLPs over three operations, by the first. No children: their linears are already.
         self.__dict__["_fused"] = {}
@@ -117,7 +126,7 @@ class Sequential(torch.nn.Sequential):
             if _no_mlp(operations[at:at + 3]) is None:
                 self._mlp(at)
 
-    def forward(self, x, *extra_inputs):
+    def forward(self, x: Tensor, *extra_inputs: Any) -> Any:
         modules = list(self)
         counts = [getattr(module, "num_extra_inputs", 0) for module in modules]
         if len(extra_inputs) != sum(counts):
@@ -138,16 +147,18 @@ class Sequential(torch.nn.Sequential):
         self.path, self.why = path, why
         return x
 
-    def _mlp(self, at):
+    def _mlp(self, at: int) -> Any:
         """The grouped MLP over three operations; made anew where one was replaced."""
-        fc1, act, fc2 = self[at], self[at + 1], self[at + 2]
-        found = self._fused.get(at)
+        operations: list[Any] = list(self)[at:at + 3]
+        fc1, act, fc2 = operations
+        fused: dict[int, nn.GroupedMLP] = self.__dict__["_fused"]
+        found = fused.get(at)
         if found is None or (found.fc1, found.fc2) != (fc1, fc2) or found.activation != act.activation:
-            found = self._fused[at] = nn.GroupedMLP.of(fc1, fc2, act.activation, act.interleave)
+            found = fused[at] = nn.GroupedMLP.of(fc1, fc2, act.activation, act.interleave)
         return found
 
 
-def _no_mlp(modules):
+def _no_mlp(modules: list[Any]) -> Any:
     """None if three operations are a grouped MLP, else why they are none."""
     if len(modules) < 3 or not (isinstance(modules[0], GroupedLinear) and isinstance(modules[1], _Scaled)
                                 and isinstance(modules[2], GroupedLinear)):
@@ -160,7 +171,7 @@ def _no_mlp(modules):
     return None
 
 
-def _why_not(modules, extras):
+def _why_not(modules: list[Any], extras: Any) -> Any:
     """None if three operations run as one grouped MLP, else why they do not."""
     fault = _no_mlp(modules)
     if fault is not None:
@@ -180,16 +191,16 @@ def _why_not(modules, extras):
     return None
 
 
-def _same(a, b):
+def _same(a: Any, b: Any) -> Any:
     return a is b or (not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor)
                       and list(a) == list(b))
 
 
-def _scales(scales):
+def _scales(scales: Tensor | None) -> Any:
     return None if scales is None else scales.reshape(-1).float()
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> None:
     ours = {"ClampedSwiGLU": "moiety.ops.activation", "SwiGLU": "moiety.ops.activation",
             "SReLU": "moiety.ops.activation", "Linear": "torch.nn.Linear", "RMSNorm": "torch.nn.RMSNorm",
             "LayerNorm": "torch.nn.LayerNorm", "Quantize": "moiety.quant.quantize",

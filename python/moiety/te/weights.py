@@ -1,12 +1,18 @@
 """Casts of master weights into quantized weights (moiety.quant.QTensor), by Transformer Engine's names."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .. import errors, quant
 
 
-def quantize_master_weights(model_weights, master_weights, start_offsets, group,
-                            fsdp_shard_model_weights=None, manual_post_all_gather_processing=False):
+def quantize_master_weights(model_weights: Any, master_weights: Sequence[Tensor | None],
+                            start_offsets: Sequence[int | None], group: Any,
+                            fsdp_shard_model_weights: Any = None,
+                            manual_post_all_gather_processing: bool = False) -> None:
     """Casts this rank's ranges of the masters into the quantized weights, which are written in place.
 
     master_weights: the values from start_offsets on, or None where this rank has none. group: the
@@ -21,13 +27,14 @@ def quantize_master_weights(model_weights, master_weights, start_offsets, group,
     if fsdp_shard_model_weights is not None:
         raise errors.Unsupported("quantize_master_weights: fsdp_shard_model_weights is given; "
                                  "moiety.quant.PartialCast writes into whole weights, by ranges")
-    masters, ranges = [], []
+    masters: list[Tensor | None] = []
+    ranges: list[tuple[int, int]] = []
     for master, start in zip(master_weights, start_offsets):
         if master is not None and start is None:
             raise errors.InvalidArgument("quantize_master_weights: a master has no start offset")
         size = 0 if master is None else master.numel()
-        masters.append(None if size == 0 else master.detach().reshape(-1))
-        ranges.append((start, start + size) if size else (0, 0))
+        masters.append(None if master is None or size == 0 else master.detach().reshape(-1))
+        ranges.append((start, start + size) if size and start is not None else (0, 0))
     waits = [q for q in model_weights if _makes_columns(q)]
     several = group is not None and group.size() > 1
     if waits and several and not manual_post_all_gather_processing:
@@ -39,15 +46,19 @@ def quantize_master_weights(model_weights, master_weights, start_offsets, group,
         post_all_gather_processing(waits)
 
 
-def cast_master_weights_to_fp8(model_weights, master_weights, start_offsets, group,
-                               fsdp_shard_model_weights=None, manual_post_all_gather_processing=False):
+def cast_master_weights_to_fp8(model_weights: Any, master_weights: Sequence[Tensor | None],
+                               start_offsets: Sequence[int | None], group: Any,
+                               fsdp_shard_model_weights: Any = None,
+                               manual_post_all_gather_processing: bool = False) -> None:
     """quantize_master_weights."""
     quantize_master_weights(model_weights, master_weights, start_offsets, group,
                             fsdp_shard_model_weights, manual_post_all_gather_processing)
 
 
-def cast_master_weights_to_nvfp4(model_weights, master_weights, start_offsets, group,
-                                 fsdp_shard_model_weights=None, manual_post_all_gather_processing=False):
+def cast_master_weights_to_nvfp4(model_weights: Any, master_weights: Sequence[Tensor | None],
+                                 start_offsets: Sequence[int | None], group: Any,
+                                 fsdp_shard_model_weights: Any = None,
+                                 manual_post_all_gather_processing: bool = False) -> None:
     """quantize_master_weights for weights that are all NVFP4 in tiles."""
     for q in model_weights:
         if q.format != "nvfp4_tile":
@@ -57,12 +68,12 @@ def cast_master_weights_to_nvfp4(model_weights, master_weights, start_offsets, g
                             fsdp_shard_model_weights, manual_post_all_gather_processing)
 
 
-def _makes_columns(q):
+def _makes_columns(q: Any) -> Any:
     """Whether the columns of a weight come from its rows (a partial cast writes those of mxfp8)."""
     return isinstance(q, quant.QTensor) and q.col is not None and q.format != "mxfp8"
 
 
-def post_all_gather_processing(model_weights):
+def post_all_gather_processing(model_weights: Any) -> None:
     """Makes the columns of quantized weights from their rows, in place, where they have columns. Plain
     tensors stay as they are."""
     if not isinstance(model_weights, (list, tuple)):
@@ -70,13 +81,14 @@ def post_all_gather_processing(model_weights):
     for q in model_weights:
         if _makes_columns(q):
             made = quant.transpose(q)
+            assert q.col is not None and made.col is not None
             q.col.view(torch.uint8).copy_(made.col.view(torch.uint8))
             q.tensor_scale.copy_(made.tensor_scale)
-            if q.amax is not None:
+            if q.amax is not None and made.amax is not None:
                 q.amax.copy_(made.amax)
 
 
-def replace_raw_data(tensor, new_raw_data):
+def replace_raw_data(tensor: Any, new_raw_data: Tensor) -> None:
     """Puts the row codes of a quantized weight into `new_raw_data`, a tensor of as many bytes without
     gaps, which they keep from now on; other arrays stay where they are. A moiety.quant.PartialCast
     over the weight must be made anew."""
