@@ -150,7 +150,7 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
 
 // Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
 struct ExpandRows {
-  static constexpr int kThreads = 256, kResident = 3;
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -215,7 +215,7 @@ struct ExpandRows {
 // held back by links, the other by memory.
 template <class Own>
 struct PushBeside {
-  static constexpr int kThreads = PushRows::kThreads, kResident = Own::kResident;
+  static constexpr int kThreads = PushRows::kThreads;
   static_assert(kThreads == Own::kThreads);
   PushRows push;
   Own own;

@@ -12,18 +12,23 @@
 namespace moiety::moe::peers {
 namespace {
 
-// The blocks of a step that a multiprocessor should have room for.
+// The blocks of a step that a multiprocessor should have room for; of a step around another one,
+// those of that.
 template <class Step>
-constexpr int resident() {
+constexpr int kResident = [] {
   if constexpr (requires { Step::kResident; }) {
     return Step::kResident;
   } else {
     return 1;
   }
-}
+}();
+template <class Step>
+constexpr int kResident<Last<Step>> = kResident<Step>;
+template <class Own>
+constexpr int kResident<PushBeside<Own>> = kResident<Own>;
 
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads, resident<Step>())
+__global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
     run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
@@ -86,7 +91,7 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 3 * gpu_properties(device).multiprocessors;
+    blocks_ = 4 * gpu_properties(device).multiprocessors;
     load_kernels<Greet, Arrive, Enter, Await, AwaitReaders, TakeReport, PushBeside<ExpandRows>,
                  Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
                  NumberPairs<true>, ExchangeHeads, SettlePlan, Last<FindSlots>, EnterEarly,

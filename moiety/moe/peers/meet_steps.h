@@ -146,7 +146,7 @@ struct AwaitReaders {
 // have returned, the last one gives the credits.
 template <class Step>
 struct Last {
-  static constexpr int kThreads = Step::kThreads, kResident = Step::kResident;
+  static constexpr int kThreads = Step::kThreads;
   Step step;
   Control* control;
 

@@ -199,7 +199,7 @@ struct SettlePlan {
 // Finds the slots of own pairs and of rows that came, and the way back from slots to rows. A thread
 // has a pair.
 struct FindSlots {
-  static constexpr int kThreads = 256, kResident = 3;
+  static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
 

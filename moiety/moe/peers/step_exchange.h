@@ -230,7 +230,8 @@ class StepExchange final : public PeerExchange {
       launch("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)}, stream);
       carry_records(rows.record, stream);
       launch("ep await", Await{here(), view, true}, {}, stream);
-      const LaunchSize size{grid(plan.tokens * rows.pieces(), kRowsOfBlock)};
+      const LaunchSize size{
+          std::min(most_blocks<TakeSums<T, T>>(), grid(plan.tokens * rows.pieces(), kRowsOfBlock))};
       if (sum.out_TD.dtype() == DType::kFloat32) {
         launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, rows}, here()}, size,
                stream);
@@ -285,9 +286,19 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
-  // Of a multiprocessor's blocks there are three; at most half of all push.
-  int64_t most_pushers() const {
-    const int64_t asked = 3 * options_.comm_sms, all = machine_.blocks();
+  // The most blocks of a step: what a multiprocessor has room for on each, if the step says it.
+  template <class Step>
+  int64_t most_blocks() const {
+    if constexpr (requires { Step::kResident; }) {
+      return std::max<int64_t>(1, machine_.blocks() * Step::kResident / 4);
+    } else {
+      return machine_.blocks();
+    }
+  }
+  // Of `all` blocks at most half push.
+  int64_t most_pushers(int64_t all) const {
+    const int64_t of_multiprocessor = ceil_div(4 * all, machine_.blocks());
+    const int64_t asked = of_multiprocessor * options_.comm_sms;
     return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
   bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
@@ -345,19 +356,20 @@ class StepExchange final : public PeerExchange {
   template <class Step>
   void move_rows(const EpPlan& plan, Step step, int64_t items, const Stream& stream) {
     const PlanView view = view_of(plan);
+    const int64_t all = most_blocks<Step>();
     const int64_t pushers =
-        std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
+        std::clamp<int64_t>(most_pushers(all), 1, std::max<int64_t>(1, push_grid(plan)));
     step.taken = {.own = true, .peers = false};
     launch("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
-           {pushers + std::min(take_grid(plan, plan.tokens * items),
-                               std::max<int64_t>(1, machine_.blocks() - pushers)),
+           {pushers +
+                std::min(take_grid(plan, plan.tokens * items), std::max<int64_t>(1, all - pushers)),
             4 * options_.chunk_rows},
            stream);
     carry_records(step.rows.staged.record, stream);
     launch("ep await", Await{here(), view, false}, {}, stream);
     step.taken = {.own = false, .peers = true};
     launch("ep take", Last<Step>{step, here()},
-           {take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items)}, stream);
+           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items))}, stream);
     end(stream);
   }
   // Blocks for a step that takes rows, in so many items of a warp, and zeroes slots.
