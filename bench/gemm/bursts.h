@@ -77,10 +77,10 @@ Timing host_time(Run&& run, int calls, const Stream& stream) {
   std::vector<double> times;
   for (int i = 0; i <= kTimed; ++i) {
     stream.synchronize();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int j = 0; j < calls; ++j) run();
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    if (i > 0) times.push_back(took.count() / calls);
+    const double ms = milliseconds([&] {
+      for (int j = 0; j < calls; ++j) run();
+    });
+    if (i > 0) times.push_back(ms / calls);
   }
   stream.synchronize();
   return timing(std::move(times));

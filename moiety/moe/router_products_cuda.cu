@@ -7,6 +7,8 @@ namespace moiety::moe::detail {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kAddThreads =
+    32;  // so that few octets with many slices each take many multiprocessors
 
 // The place of a thread in an [E, D] matrix.
 struct Place {
@@ -14,14 +16,14 @@ struct Place {
 
   __device__ explicit Place(int64_t columns) {
     const int64_t octets = (columns + kOctet - 1) / kOctet;
-    const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     row = index / octets;
     column = (index - row * octets) * kOctet;
   }
 };
 
-LaunchShape shape_for(const TensorView& x_ED) {
-  return {blocks_for(x_ED.size(0) * blocks_for(x_ED.size(1), kOctet), kThreads), kThreads};
+LaunchShape shape_for(const TensorView& x_ED, int threads) {
+  return {blocks_for(x_ED.size(0) * blocks_for(x_ED.size(1), kOctet), threads), threads};
 }
 
 template <bool kVector>
@@ -43,7 +45,7 @@ __global__ void cut_tokens(int64_t tokens, int64_t slices, int64_t* begin) {
 }
 
 template <bool kVector, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kAddThreads)
     add_pieces(const float* sums, int64_t slices, T* dw, int64_t stride, float beta, int64_t rows,
                int64_t columns) {
   const Place at(columns);
@@ -51,13 +53,25 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t valid = columns - at.column, piece = rows * columns;
   const float* from = sums + at.row * columns + at.column;
   T* to = dw + at.row * stride + at.column;
-  float sum[3][kOctet] = {};  // of high, middle and low pieces
-  for (int64_t slice = 0; slice < slices; ++slice) {
+  float sum[3][kOctet] = {};    // of high, middle and low pieces
+  constexpr int kTogether = 4;  // slices that wait for memory together; absent ones are +0
+  for (int64_t slice = 0; slice < slices; slice += kTogether) {
+    Octet<float> x[kTogether][3];
 #pragma unroll
-    for (int k = 0; k < 3; ++k) {
-      const Octet<float> x = load_octet<kVector>(from + (3 * slice + k) * piece, valid);
+    for (int s = 0; s < kTogether; ++s) {
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) sum[k][i] += x[i];
+      for (int k = 0; k < 3; ++k) {
+        x[s][k] = load_octet<kVector>(from + (3 * (slice + s) + k) * piece,
+                                      slice + s < slices ? valid : 0);
+      }
+    }
+#pragma unroll
+    for (const auto& of_slice : x) {
+#pragma unroll
+      for (int k = 0; k < 3; ++k) {
+#pragma unroll
+        for (int i = 0; i < kOctet; ++i) sum[k][i] += of_slice[k][i];
+      }
     }
   }
   const Octet<T> old = beta != 0 ? load_octet<kVector>(to, valid) : Octet<T>();
@@ -74,9 +88,9 @@ __global__ void __launch_bounds__(kThreads)
 
 void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream) {
   launch("router_backward: stack",
-         octets_fit({&w_ED, &out_3ED}) ? stack_rows<true> : stack_rows<false>, shape_for(w_ED),
-         stream, w_ED.data<bf16>(), w_ED.stride(0), out_3ED.data<bf16>(), w_ED.size(0),
-         w_ED.size(1));
+         octets_fit({&w_ED, &out_3ED}) ? stack_rows<true> : stack_rows<false>,
+         shape_for(w_ED, kThreads), stream, w_ED.data<bf16>(), w_ED.stride(0), out_3ED.data<bf16>(),
+         w_ED.size(0), w_ED.size(1));
 }
 
 void cut_tokens_cuda(int64_t tokens, const TensorView& begin, const Stream& stream) {
@@ -89,7 +103,7 @@ void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float
   const bool vector = octets_fit({&sums_S3ED, &dw_ED});
   const auto add = [&]<class T>(T* dw) {
     launch("router_backward: add", vector ? add_pieces<true, T> : add_pieces<false, T>,
-           shape_for(dw_ED), stream, sums_S3ED.data<float>(),
+           shape_for(dw_ED, kAddThreads), stream, sums_S3ED.data<float>(),
            sums_S3ED.size(0) / (3 * dw_ED.size(0)), dw, dw_ED.stride(0), beta, dw_ED.size(0),
            dw_ED.size(1));
   };

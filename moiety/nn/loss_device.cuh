@@ -164,10 +164,16 @@ struct LossRow {
   }
 };
 
-// The maximum over all threads; `memory` has a place for each warp.
-__device__ inline float block_max(float v, float* memory) {
+// The maximum over the lanes of a warp, given to all of them.
+__device__ inline float fold_max(float v) {
 #pragma unroll
   for (int o = 16; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
+// The maximum over all threads; `memory` has a place for each warp.
+__device__ inline float block_max(float v, float* memory) {
+  v = fold_max(v);
   if (threadIdx.x % 32 == 0) memory[threadIdx.x / 32] = v;
   __syncthreads();
   v = memory[0];

@@ -50,8 +50,9 @@ __device__ void store_in_cluster(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
-// kCount sums over the lanes at once, with the additions of device::fold: every step halves the number
-// of sums that a lane carries on. Lane l gets sum l / (32 / kCount).
+// kCount sums over the lanes at once, with the additions of device::fold, as device::fold_rows has
+// them, which spills here: every step halves the number of sums that a lane carries on. Lane l gets
+// sum l / (32 / kCount).
 template <int kOffset, int kCount>
 __device__ float fold_groups(const float (&sums)[kCount]) {
   constexpr int kLeft = kCount > 1 ? kCount / 2 : 1;
@@ -200,17 +201,14 @@ class Warp {
     return max;
   }
   __device__ float row_max(float max) const {
-#pragma unroll
-    for (int o = 16; o >= 1; o /= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, o));
+    max = device::fold_max(max);
     if (lane() < kShape.blocks) store_in_cluster(address_in(&state_.maxima[number_], lane()), max);
     meet();
 #pragma unroll
     for (int i = 0; i < kShape.all_warps(); i += 32) {
       max = fmaxf(max, state_.maxima[min(i + lane(), kShape.all_warps() - 1)]);
     }
-#pragma unroll
-    for (int o = 16; o >= 1; o /= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, o));
-    return max;
+    return device::fold_max(max);
   }
   __device__ void exponentials(float max, float (&v)[kShape.groups][kEach]) const {
 #pragma unroll
@@ -250,13 +248,9 @@ class Warp {
     meet();
     float sum = 0;
     for (int base = 0; base < row_groups_; base += kGroup) {
-      const auto* from = reinterpret_cast<const float4*>(&state_.sums[base]) + 2 * lane();
-      const float4 low = from[0], high = from[1];
-      sum = sum + low.x + low.y + low.z + low.w + high.x + high.y + high.z + high.w;
+      sum = device::add_neighbours(&state_.sums[base], sum);
     }
-#pragma unroll
-    for (int o = 16; o >= 1; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-    return sum;
+    return device::fold<32>(sum);
   }
   // It may lie in the memory of the logits, of which all have been read by now.
   __device__ void gradient(int64_t row, int target, float factor,

@@ -71,43 +71,43 @@ __device__ void store_turn(T* low, int64_t half, const Turn<T>& x, bool exists) 
   store_octet<true>(low + half, x.high, valid);
 }
 
-// The cosines and sines of a lane's elements.
-template <int kLanes, bool kInverse>
+// Rotates by a lane's cosines (low) and sines (high). An unknown position gives NaN.
+template <bool kInverse, class T>
+__device__ Turn<T> rotate(const Turn<T>& x, const Turn<float>& angles, bool known) {
+  float low[kOctet], high[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    const float cosine = known ? angles.low[i] : kCanonicalNan;
+    const float sine = kInverse ? -angles.high[i] : angles.high[i];
+    low[i] = x.low[i] * cosine + x.high[i] * -sine;
+    high[i] = x.high[i] * cosine + x.low[i] * sine;
+  }
+  return {round_octet<T>(low), round_octet<T>(high)};
+}
+
+// The angles of a lane's elements, kept while the position stays.
+template <int kLanes>
 class Angles {
  public:
   __device__ explicit Angles(const Params& p) : p_(p) {}
   __device__ void turn_to(int position) {
     if (position == held_) return;
     held_ = position;
+    known_ = position >= 0 && position < p_.limit;
     constexpr int kHalf = kLanes * kOctet;
-    const bool known = position >= 0 && position < p_.limit;
-    const float* at =
-        p_.table + int64_t{known ? position : 0} * 2 * kHalf + threadIdx.x % kLanes * kOctet;
-    const Octet<float> c = load_octet<true>(at, kOctet), s = load_octet<true>(at + kHalf, kOctet);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      cosine_[i] = known ? c[i] : kCanonicalNan;
-      sine_[i] = kInverse ? -s[i] : s[i];
-    }
+    const int64_t row = int64_t{known_ ? position : 0} * 2 * kHalf;
+    angles_ = load_turn(p_.table + row + threadIdx.x % kLanes * kOctet, kHalf, true);
   }
   template <class T>
   __device__ Turn<T> rotate(const Turn<T>& x) const {
-    float low[kOctet], high[kOctet];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      low[i] = x.low[i] * cosine_[i] + x.high[i] * -sine_[i];
-      high[i] = x.high[i] * cosine_[i] + x.low[i] * sine_[i];
-    }
-    return {round_octet<T>(low), round_octet<T>(high)};
+    return nn::rotate<false>(x, angles_, known_);
   }
 
  private:
   const Params& p_;
-  int held_ = -1;
-  // An unknown position, also -1, gives NaN.
-  float cosine_[kOctet] = {kCanonicalNan, kCanonicalNan, kCanonicalNan, kCanonicalNan,
-                           kCanonicalNan, kCanonicalNan, kCanonicalNan, kCanonicalNan};
-  float sine_[kOctet] = {};
+  int held_ = -1;  // an unknown position too
+  bool known_ = false;
+  Turn<float> angles_{};
 };
 
 // A lane's elements of some rows; each lane finds the place of one of them.
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   Turn<T> x[kBatch];
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) x[j] = load_turn(batch.x(j), kHalf, batch.exists(j));
-  Angles<kLanes, false> angles(p);
+  Angles<kLanes> angles(p);
   angles.turn_to(batch.position_of(0));
   const Turn<T> g = batch.weight();
   float sums[kBatch];
@@ -197,11 +197,12 @@ static_assert(kGroups == 2 * kOctet, "a thread for every column");
 // elements that it needs itself.
 template <class T, int kLanes>
 struct Ahead {
-  static constexpr int kStages = sizeof(T) == 2 ? 4 : 2, kThreads = kGroups * kLanes;
-  static constexpr int kPieces = 4 * sizeof(Octet<T>) / 16;  // of a lane's x and dy
+  static constexpr int kStages = sizeof(T) == 2 ? 3 : 2, kThreads = kGroups * kLanes;
+  static constexpr int kHeads = 2 * sizeof(Octet<T>) / 16;  // pieces of a lane's x, and of its dy
+  static constexpr int kPieces = 2 * kHeads + 4;            // and of its cosines and sines
   struct Place {
     int64_t out;
-    int position;
+    bool known;  // the position
   };
   uint4 piece[kStages][kPieces][kThreads];
   Place place[kStages][kGroups];
@@ -227,19 +228,23 @@ class ClassRows {
     const int position = __shfl_sync(device::kWarp, position_, turn, kLanes);
     if (i < rows_) {
       const int stage = i % Memory::kStages;
-      if (lane() == 0) memory_.place[stage][group()] = {out, position};
+      const bool known = position >= 0 && position < p_.limit;
+      if (lane() == 0) memory_.place[stage][group()] = {out, known};
       copy(stage, 0, static_cast<const T*>(heads_.x) + x + column());
-      copy(stage, Memory::kPieces / 2, static_cast<const T*>(heads_.out) + out + column());
+      copy(stage, Memory::kHeads, static_cast<const T*>(heads_.out) + out + column());
+      copy(stage, 2 * Memory::kHeads,
+           p_.table + int64_t{known ? position : 0} * 2 * kHalf + column());
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  // Waits for row i, behind which the next ones have been begun.
-  __device__ Place wait(int i, Turn<T>& x, Turn<T>& dy) const {
+  // Waits for row i, behind which the next ones have been begun. Angles: cosines, then sines.
+  __device__ Place wait(int i, Turn<T>& x, Turn<T>& dy, Turn<float>& angles) const {
     asm volatile("cp.async.wait_group %0;" ::"n"(Memory::kStages - 1) : "memory");
     __syncwarp();
     const int stage = i % Memory::kStages;
     take(stage, 0, x);
-    take(stage, Memory::kPieces / 2, dy);
+    take(stage, Memory::kHeads, dy);
+    take(stage, 2 * Memory::kHeads, angles);
     const Place place = memory_.place[stage][group()];
     __syncwarp();
     return place;
@@ -249,31 +254,32 @@ class ClassRows {
 
  private:
   static __device__ int group() { return threadIdx.x / kLanes; }
-  static constexpr int kOctetPieces = sizeof(Octet<T>) / 16;
-
   __device__ void look(int i) {
     const int64_t row = first_ + min(i, max(rows_ - 1, 0)) * kOrder.classes;
     const int64_t named = min(row, heads_.rows - 1);
     offsets_ = {heads_.map.offsets(named), heads_.map.small};
     position_ = p_.position_of(heads_.per_token.divide(named));
   }
-  __device__ void copy(int stage, int piece, const T* low) const {
+  // Through the cache of the multiprocessor, since heads of a token have the same angles.
+  template <class U>
+  __device__ void copy(int stage, int piece, const U* low) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < kOctetPieces; ++i, ++piece) {
-        const T* from = low + half * kHalf + i * (16 / sizeof(T));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(
+      for (int i = 0; i < int(sizeof(Octet<U>) / 16); ++i, ++piece) {
+        const U* from = low + half * kHalf + i * (16 / sizeof(U));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(
                          __cvta_generic_to_shared(&memory_.piece[stage][piece][threadIdx.x]))),
                      "l"(from)
                      : "memory");
       }
     }
   }
-  __device__ void take(int stage, int piece, Turn<T>& out) const {
-    for (Octet<T>* octet : {&out.low, &out.high}) {
+  template <class U>
+  __device__ void take(int stage, int piece, Turn<U>& out) const {
+    for (Octet<U>* octet : {&out.low, &out.high}) {
 #pragma unroll
-      for (int i = 0; i < kOctetPieces; ++i, ++piece) {
+      for (int i = 0; i < int(sizeof(Octet<U>) / 16); ++i, ++piece) {
         const uint4 four = memory_.piece[stage][piece][threadIdx.x];
         octet->word[4 * i] = four.x;
         octet->word[4 * i + 1] = four.y;
@@ -314,7 +320,6 @@ __device__ void take_class(const Params& p, const Heads& heads, Ahead<T, kLanes>
                            float (&sum)[2 * kOctet]) {
   constexpr int kHalf = kLanes * kOctet, kStages = Ahead<T, kLanes>::kStages;
   ClassRows<T, kLanes> rows(p, heads, memory);
-  Angles<kLanes, true> angles(p);
   const Turn<T> g = load_turn(static_cast<const T*>(heads.weight) + rows.column(), kHalf, true);
 #pragma unroll
   for (float& v : sum) v = 0;
@@ -324,10 +329,10 @@ __device__ void take_class(const Params& p, const Heads& heads, Ahead<T, kLanes>
   for (int i = 0; i < most; ++i) {
     rows.bring(i + kStages - 1);
     Turn<T> x, dy;
-    const auto place = rows.wait(i, x, dy);
+    Turn<float> angles;
+    const auto place = rows.wait(i, x, dy, angles);
     const bool exists = i < rows.rows();
-    angles.turn_to(exists ? place.position : 0);
-    dy = angles.rotate(dy);
+    dy = rotate<true>(dy, angles, place.known);
     const device::RowSums s = known_of<kLanes>(p, squares_of(x), dot_of(g, dy, x));
     if (!exists) continue;
     const Turn<T> dx{device::dx_octet(s, x.low, dy.low, g.low, false, {}),

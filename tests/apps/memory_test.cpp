@@ -167,20 +167,24 @@ TEST(MemoryClasses, FollowWhatIsFrozen) {
   }
 }
 
-// Rows that experts copy, and rows that they read through maps, with all that this changes.
-TEST(MemoryClasses, FollowTheLayoutOfRows) {
+// With each way in which rows lie before experts.
+void expect_estimates_of_rows(const LayoutOfMemory& l, std::initializer_list<Arguments> each) {
   for (const char* layout : {"expert", "rank"}) {
     const std::string rows = text("--moe.layout={}", layout);
-    for (const Arguments& more : std::initializer_list<Arguments>{
-             {"--precision.recipe=bf16"},
-             {"--moe.delay_wgrad"},
-             {"--moe.delay_wgrad", "--memory.recompute=moe"},
-             {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
-             {"--precision.recipe=bf16", "--precision.dispatch=fp8_block"},
-             {"--precision.recipe=fp8_block", "--moe.delay_wgrad", "--memory.recompute=full"}}) {
-      expect_estimate(kLayouts[0], Arguments{rows} + more);
-    }
+    for (const Arguments& more : each) expect_estimate(l, Arguments{rows} + more);
   }
+}
+
+// Rows that experts copy, and rows that they read through maps, with all that this changes.
+TEST(MemoryClasses, FollowTheLayoutOfRows) {
+  expect_estimates_of_rows(
+      kLayouts[0],
+      {{"--precision.recipe=bf16"},
+       {"--moe.delay_wgrad"},
+       {"--moe.delay_wgrad", "--memory.recompute=moe"},
+       {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
+       {"--precision.recipe=bf16", "--precision.dispatch=fp8_block"},
+       {"--precision.recipe=fp8_block", "--moe.delay_wgrad", "--memory.recompute=full"}});
   const auto total = [](const char* layout) {
     const TrainConfig config = config_of(tiny("r") + Arguments{text("--moe.layout={}", layout)});
     return estimate_memory(config, check_layout(config)).total();
@@ -196,18 +200,13 @@ TEST(MemoryClasses, FollowTheLayoutOfRows) {
 
 // Rows that came from another rank leave their columns, under a recipe that takes fewer bytes for them.
 TEST(MemoryClasses, FollowWhatIsKeptOfRowsThatCame) {
-  for (const char* layout : {"expert", "rank"}) {
-    const std::string rows = text("--moe.layout={}", layout);
-    for (const Arguments& more : std::initializer_list<Arguments>{
-             {"--precision.recipe=fp8_block"},
-             {"--precision.recipe=nvfp4"},
-             {"--precision.recipe=nvfp4", "--precision.dispatch=mxfp8"},
-             {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
-             {"--precision.recipe=nvfp4", "--moe.delay_wgrad"},
-             {"--precision.recipe=nvfp4", "--train.freeze=[\"*.experts.fc1.*\"]"}}) {
-      expect_estimate(kLayouts[2], Arguments{rows} + more);  // ep 2
-    }
-  }
+  expect_estimates_of_rows(kLayouts[2],  // ep 2
+                           {{"--precision.recipe=fp8_block"},
+                            {"--precision.recipe=nvfp4"},
+                            {"--precision.recipe=nvfp4", "--precision.dispatch=mxfp8"},
+                            {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"},
+                            {"--precision.recipe=nvfp4", "--moe.delay_wgrad"},
+                            {"--precision.recipe=nvfp4", "--train.freeze=[\"*.experts.fc1.*\"]"}});
 }
 
 TEST(MemoryClasses, OfAGpuLeaveTheSnapshotToTheHost) {

@@ -71,7 +71,6 @@ TEST_F(InferenceGpu, EvalIsNearTheCpu) {
   const std::string line = evaluate(name, kOnGpu).out;
   EXPECT_EQ(evaluate(name, kOnGpu).out, line);
   EXPECT_EQ(evaluate(name, {}).out, line) << "auto";
-  EXPECT_NE(evaluate(name, kOnCpu).out, line) << "these were not two devices";
 }
 
 TEST_F(InferenceGpu, EvalOfARecipeIsNearTheCpu) {
