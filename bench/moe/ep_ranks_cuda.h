@@ -33,6 +33,7 @@ inline constexpr RanksShape kRanksShapes[] = {
 // What is asked of a run beside the shapes.
 struct RanksRun {
   int repeat = 50;
+  int shape = 0;                      // of kRanksShapes, from 1; 0: all
   int comm_sms = 0, chunk_rows = 16;  // EpOptions
 };
 
@@ -292,7 +293,11 @@ inline void run_ranks(int ranks, const RanksRun& run) {
   comm::run_thread_ranks(ranks, {.deadline = Seconds(30)}, [&](comm::Communicator& world) {
     const Device gpu{DeviceType::kCuda, world.rank() % gpus};
     world.prepare(gpu, {});
-    for (const RanksShape& s : kRanksShapes) RanksMeasured(s, world, gpu, run).run();
+    for (int i = 1; i <= std::ssize(kRanksShapes); ++i) {
+      if (run.shape == 0 || run.shape == i) {
+        RanksMeasured(kRanksShapes[i - 1], world, gpu, run).run();
+      }
+    }
   });
 }
 

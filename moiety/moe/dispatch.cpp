@@ -33,9 +33,6 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
       expert_rows(kName, "rows", args.rows_CD, args.x_TD, plan, args.slot_w, args.source_C);
   check_record(kName, group, args.x_TD, x.parts.record(plan.topk));
   if (args.sink.defined()) {
-    if (group.impl()->by_kernels()) {
-      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
-    }
     const auto* tensor = std::get_if<TensorView>(&args.x_TD);
     MOIETY_CHECK(tensor, "{}: x is {}, whose amax is not that of its codes", kName,
                  describe(args.x_TD));
@@ -47,6 +44,15 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
                             .row_bytes = x.parts.bytes(),
                             .plan = plan.epoch};
   return {x, args.w_TK, rows, args.zero_tail, args.sink, signature};
+}
+
+void find_amax(const EpPlan& plan, const DispatchRows& d, const Stream& stream) {
+  if (!d.sink.defined()) return;
+  if constexpr (kCudaBuilt) {
+    find_amax_cuda(plan, d, stream);
+  } else {
+    fail_without_cuda("ep dispatch");
+  }
 }
 
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
@@ -64,6 +70,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
     } else {
       fail_without_cuda(kName);
     }
+    find_amax(plan, d, stream);
     g.count_on_gpu(stream);
     return;
   }

@@ -264,7 +264,9 @@ int EpGroup::rank() const { return impl_->comm->rank(); }
 int EpGroup::ranks() const { return impl_->map.ranks(); }
 const ExpertMap& EpGroup::map() const { return impl_->map; }
 Device EpGroup::device() const { return impl_->options.device; }
-ZeroCopy EpGroup::zero_copy() const { return impl_->options.zero_copy; }
+ZeroCopy EpGroup::zero_copy() const {
+  return transport() == EpTransport::kMapped ? impl_->options.zero_copy : ZeroCopy::kOff;
+}
 EpTransport EpGroup::transport() const {
   const bool carried = impl_->options.transport == EpTransport::kCollectives && ranks() > 1;
   if (impl_->on_gpu()) return carried ? EpTransport::kCollectives : EpTransport::kMapped;

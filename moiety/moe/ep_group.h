@@ -160,7 +160,7 @@ class EpGroup {
   int ranks() const;
   const ExpertMap& map() const;
   Device device() const;
-  ZeroCopy zero_copy() const;
+  ZeroCopy zero_copy() const;  // kOff over collectives
   int local_experts() const { return map().local_count(rank()); }
   // kMapped or kCollectives; on a GPU kMapped.
   EpTransport transport() const;

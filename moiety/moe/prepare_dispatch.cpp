@@ -52,6 +52,7 @@ EpPlan run_early(EpGroup& group, const PrepareArgs& args, const DispatchArgs& ro
   g.among_peers(stream, [&](peers::PeerExchange& exchange) {
     exchange.prepare_copy_rows(plan, args, plan.epoch, d, stream);
   });
+  find_amax(plan, d, stream);
   g.count_on_gpu(stream);
   g.count_on_gpu(stream);
   return plan;
@@ -62,7 +63,9 @@ EpPlan run_early(EpGroup& group, const PrepareArgs& args, const DispatchArgs& ro
 EpPlan prepare_dispatch(EpGroup& group, const PrepareArgs& args, const DispatchArgs& rows,
                         TensorView plan_memory, Stream stream) {
   MOIETY_CHECK(group.limits().depth >= 2,
-               "ep prepare_dispatch, group \"{}\": depth is 1, at least 2 is needed", group.name());
+               "ep prepare_dispatch, group \"{}\": depth is 1, but rows are sent before the next "
+               "epoch's credit: reserve with depth >= 2",
+               group.name());
   const std::shared_ptr<EpGroup::Impl>& impl = group.impl();
   if (impl->by_kernels()) {
     if (impl->peers && impl->peers->takes_early()) {

@@ -67,6 +67,8 @@ struct DispatchRows {
 };
 DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const DispatchArgs& args,
                             const Stream& stream);
+// On a GPU: sets the sink, if there is one, from the rows that the dispatch has brought.
+void find_amax(const EpPlan& plan, const DispatchRows& d, const Stream& stream);
 
 // The checks that combine and dispatch_backward share.
 struct SumNames {

@@ -195,6 +195,7 @@ struct HostShape {
   int warps = 2;
   int64_t blocks = 3;
   unsigned seed = 1;
+  int multiprocessors = 132;
   std::function<void(const char* step)> before = {};  // called before a step
 };
 
@@ -219,6 +220,7 @@ class HostMachine {
   }
   peers::FaultPage* page() const { return page_.get(); }
   int64_t blocks() const { return shape_.blocks; }
+  int multiprocessors() const { return shape_.multiprocessors; }
   void end(const Stream&, comm::Bootstrap&) {}
   void wait(const Stream&, comm::Bootstrap&) {}
   static bool captured(const Stream&) { return false; }

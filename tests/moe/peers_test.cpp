@@ -456,6 +456,23 @@ TEST(PeersFault, AnOperationWithoutMemory) {
 
 // -- Which rank looks after what: pure functions.
 
+// Two ranks share a GPU with what else waits there.
+TEST(PeersFault, MoreBlocksWaitThanThereIsRoomFor) {
+  const comm::WaitingBlocks sums({}, "comm \"dp\"", 3), other({}, "group \"mtp\"", 96);
+  const comm::WaitingBlocks elsewhere({DeviceType::kCuda, 7}, "group \"far\"", 1000);
+  Threads::run(2, [&](comm::Communicator& world) {
+    EpGroup group = EpGroup::create(world, {4, 2}, {.tokens = 8, .model = 8, .topk = 1}, {"moe"});
+    run_as_steps(group, world, {.multiprocessors = 109});
+    world.barrier();
+    group.impl()->peers.reset();
+    world.barrier();
+    EXPECT_EQ(error_of([&] { run_as_steps(group, world, {.multiprocessors = 108}); }),
+              "ep, group \"moe\": 2 blocks of this group, 3 of comm \"dp\" and 96 of group \"mtp\" "
+              "may wait at once, but this GPU has 108 SMs less 8; close some, or take more GPUs");
+    group.close();
+  });
+}
+
 TEST(PeersIndices, EveryChunkIsTakenOnceAndPeersTakeTurns) {
   for (const int ranks : {2, 3, 8, 64}) {
     for (int me = 0; me < ranks; me += 5) {

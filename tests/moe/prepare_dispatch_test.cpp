@@ -77,7 +77,8 @@ TEST(PrepareDispatch, ErrorsAreThoseOfTheTwoCalls) {
     EpGroup group = EpGroup::create(world, kMap, limits, {.name = "moe"});
     EarlyRun lost(batch, me, {0, 0, 4});
     EXPECT_EQ(error_of([&] { lost.run(group); }),
-              "ep prepare_dispatch, group \"moe\": depth is 1, at least 2 is needed");
+              "ep prepare_dispatch, group \"moe\": depth is 1, but rows are sent before the next "
+              "epoch's credit: reserve with depth >= 2");
     limits.depth = 2;
     group.reserve(limits);
     lost.run(group);

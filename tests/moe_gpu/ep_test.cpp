@@ -1,10 +1,13 @@
 // Expert parallelism of one rank on a GPU: the suites of tests/moe there, graphs, and what it
 // refuses.
+#include <random>
+
 #include "moiety/base/graph.h"
 #include "moiety/moe/moe_layer.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
 #include "tests/moe_gpu/on_gpu.h"
+#include "tests/moe_gpu/ranks_on_gpu.h"
 #include "tests/support/gpu_test.h"
 #include "tests/support/mirror.h"
 
@@ -258,6 +261,30 @@ TEST_F(EpGpu, HoldsNoMemoryForPeers) {
   });
 }
 
+TEST_F(EpGpu, ASinkHasTheAmaxOfEveryExpert) {
+  const EpLimits limits{.tokens = 200, .model = 100, .topk = 2};
+  one_rank([&](comm::Communicator& world) {
+    EpGroup g = group(world, 5, limits);
+    std::mt19937 random(3);
+    const Tensor idx(DType::kInt32, {200, 2}), x(DType::kBFloat16, {200, 100});
+    for (int i = 0; i < 400; ++i) idx.data<int32_t>()[i] = static_cast<int32_t>(random() % 4);
+    for (int i = 0; i < 20000; ++i) x.data<bf16>()[i] = bf16(0.01f * float(random() % 2001) - 10);
+    x.data<bf16>()[707] = bf16(-INFINITY);
+    x.data<bf16>()[1999] = bf16(NAN);
+    const Tensor idx_there(DType::kInt32, {200, 2}, kGpu),
+        x_there(DType::kBFloat16, {200, 100}, kGpu);
+    const Tensor memory(DType::kUInt8, {1 << 16}, kGpu), rows(DType::kBFloat16, {440, 100}, kGpu),
+        amax(DType::kFloat32, {5}, kGpu);
+    copy(idx_there, idx, stream);
+    copy(x_there, x, stream);
+    const EpPlan plan =
+        prepare(g, {.idx_TK = idx_there, .alignment = 8, .capacity = 440}, memory, stream);
+    dispatch(g, plan, {.x_TD = x_there, .rows_CD = rows, .sink = {amax}}, stream);
+    expect_amax_of_experts(plan, to_host(rows, stream), to_host(amax, stream), stream);
+    g.close();
+  });
+}
+
 TEST_F(EpGpu, RefusesWhatItDoesNotDo) {
   const EpLimits limits{.tokens = 8, .model = 256, .topk = 2};
   one_rank([&](comm::Communicator& world) {
@@ -271,10 +298,10 @@ TEST_F(EpGpu, RefusesWhatItDoesNotDo) {
     const EpPlan plan =
         prepare(g, {.idx_TK = idx, .alignment = 128, .capacity = 256}, memory, stream);
     const Tensor x(DType::kBFloat16, {8, 256}, kGpu), rows(DType::kBFloat16, {256, 256}, kGpu);
-    const Tensor amax(DType::kFloat32, {4}, kGpu), here_rows(DType::kBFloat16, {256, 256});
+    const Tensor amax(DType::kFloat32, {4}), here_rows(DType::kBFloat16, {256, 256});
     EXPECT_EQ(
         error_of([&] { dispatch(g, plan, {.x_TD = x, .rows_CD = rows, .sink = {amax}}, stream); }),
-        "ep dispatch: on a GPU no amax is found for a sink");
+        "ep dispatch: sink is float32[4], but must be on cuda:0 as the stream");
     EXPECT_EQ(error_of([&] { dispatch(g, plan, {.x_TD = x, .rows_CD = here_rows}, stream); }),
               "ep dispatch: rows is bfloat16[256, 256], but must be on cuda:0 as the stream");
     const Tensor codes(DType::kE4M3, {8, 256}, kGpu), scales(DType::kUE8M0, {8, 8}, kGpu);

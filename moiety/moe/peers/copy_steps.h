@@ -118,30 +118,35 @@ MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& tak
   }
 }
 
+// Zeroes a piece of a row, the first with all that is beside the data.
 template <class Warp>
-MOIETY_STEP void zero_row(Warp& warp, const CopyRows& rows, int64_t place) {
-  for (int i = 0; i < rows.parts; ++i) {
+MOIETY_STEP void zero_piece(Warp& warp, const CopyRows& rows, int64_t place, int64_t piece) {
+  for (int i = 0; i < (piece == 0 ? rows.parts : 1); ++i) {
     const RowPart& p = rows.part[i];
     if (rows.laid_out(i)) {
       rows.words.put(warp, place, nullptr);
-    } else {
-      zero_bytes(warp, p.to + place * p.to_stride, p.bytes, p.unit);
+      continue;
     }
+    const int64_t most = i > 0 ? p.bytes : int64_t{p.unit} * 32 * kUnits, begin = piece * most;
+    const int64_t left = p.bytes - begin;
+    zero_bytes(warp, p.to + place * p.to_stride + begin, left < most ? left : most, p.unit);
   }
 }
 
-// Zeroes the rows and values of slots that no row has; by a map only the values.
+// Zeroes the rows and values of slots that no row has; by a map only the values. A warp has a piece
+// of 32 slots.
 template <class Team>
 MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows) {
-  const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded];
-  team.grid_warps(ceil_div(end, 32), [&](auto& warp, int64_t group) {
-    const int64_t first = 32 * group, n = end - first < 32 ? end - first : 32;
+  const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded], pieces = rows.pieces();
+  team.grid_warps(ceil_div(end, 32) * pieces, [&](auto& warp, int64_t task) {
+    const Split split(task, pieces);
+    const int64_t first = 32 * split.item, n = end - first < 32 ? end - first : 32;
     warp.find(
         n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
         [&](int64_t i) {
           const int64_t slot = first + i;
-          if (!rows.source) zero_row(warp, rows, slot);
-          if (rows.has_values) {
+          if (!rows.source) zero_piece(warp, rows, slot, split.rest);
+          if (rows.has_values && split.rest == 0) {
             warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
           }
         });

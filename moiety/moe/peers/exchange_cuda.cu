@@ -91,7 +91,7 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(take_page()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 4 * gpu_properties(device).multiprocessors;
+    multiprocessors_ = gpu_properties(device).multiprocessors;
     load_kernels<Greet, Arrive, Enter, Await, AwaitReaders, TakeReport, PushBeside<ExpandRows>,
                  Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
                  NumberPairs<true>, ExchangeHeads, SettlePlan, Last<FindSlots>, EnterEarly,
@@ -104,7 +104,7 @@ class CudaMachine {
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        blocks_(other.blocks_) {}
+        multiprocessors_(other.multiprocessors_) {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -137,7 +137,8 @@ class CudaMachine {
     move(to, from, bytes, cudaMemcpyDeviceToHost);
   }
   FaultPage* page() const { return page_; }
-  int64_t blocks() const { return blocks_; }
+  int64_t blocks() const { return 4 * int64_t{multiprocessors_}; }
+  int multiprocessors() const { return multiprocessors_; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>
@@ -189,7 +190,7 @@ class CudaMachine {
   int device_;
   Seconds deadline_;
   FaultPage* page_;
-  int64_t blocks_ = 0;
+  int multiprocessors_ = 0;
   Event last_, marks_[2];
   uint64_t issued_ = 0;
 };

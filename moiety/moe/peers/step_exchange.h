@@ -4,6 +4,7 @@
 //   write(to, from, bytes), read(to, from, bytes)   copies to and from that memory, at once
 //   FaultPage* page()                          host memory that steps reach, zero
 //   int64_t blocks()                           the most blocks that it is worth to have in a grid
+//   int multiprocessors()                      how many blocks of one kernel can wait side by side
 //   launch(name, step, LaunchSize, stream)     runs a step behind those before it on the stream
 //   end(stream, bootstrap)                     stands behind each operation
 //   wait(stream, bootstrap)                    waits for them; an abort is told on the page
@@ -65,11 +66,16 @@ class StepExchange final : public PeerExchange {
  public:
   StepExchange(Machine machine, comm::Communicator& comm, const ExpertMap& map,
                const EpOptions& options)
-      : comm_(&comm), map_(map), options_(options), machine_(std::move(machine)) {
+      : comm_(&comm),
+        map_(map),
+        options_(options),
+        waiting_(options.device, text("group \"{}\"", options.name), 1),
+        machine_(std::move(machine)) {
     make_control();
   }
 
   void allocate(const EpLimits& limits) override {
+    check_waiting();
     EpLimits in_use = limits;
     // One operation's boxes come when the one before has ended.
     if (over_collectives()) in_use.depth = 1;
@@ -385,6 +391,15 @@ class StepExchange final : public PeerExchange {
 
   // -- Over collectives.
 
+  // Steps that wait have a block each, and a group's come one after another.
+  void check_waiting() const {
+    const std::string many = comm::too_many_waiting(waiting_, machine_.multiprocessors());
+    comm::agree(comm_->bootstrap(),
+                many.empty() ? many
+                             : text("ep, group \"{}\": {}; close some, or take more GPUs",
+                                    options_.name, many),
+                ErrorKind::kInvalidArgument);
+  }
   bool over_collectives() const { return options_.transport == EpTransport::kCollectives; }
   // Memory of all ranks, or over collectives of this one, zero.
   comm::SymmetricBuffer make_memory(const std::string& name, int64_t bytes) {
@@ -476,6 +491,7 @@ class StepExchange final : public PeerExchange {
   CarryPlaces places_;
   int64_t rows_max_ = 0;
   bool takes_early_ = false;
+  comm::WaitingBlocks waiting_;
   mutable Machine machine_;  // ends first: it may wait for steps that use the memory
 };
 
