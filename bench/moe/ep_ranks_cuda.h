@@ -180,8 +180,7 @@ class RanksMeasured {
   // With memory for rows that peers reach, and none for rows on their way.
   void run_direct() {
     moe::EpLimits direct = limits();
-    direct.staged = false;
-    options_.zero_copy = moe::ZeroCopy::kAuto;
+    direct.staged = false, options_.zero_copy = moe::ZeroCopy::kAuto;
     group_ = moe::EpGroup::create(world_, map_, direct, options_);
     auto buffer = comm::SymmetricBuffer::create(world_, "rows", 2 * capacity_ * s_.model, gpu_);
     group_.attach(buffer);
@@ -249,9 +248,8 @@ class RanksMeasured {
         push ? copy(part(there, 1), part(copied_.local(), 0), stream_)
              : copy(part(copied_.local(), 1), part(there, 0), stream_);
       });
-      Row row{push ? "copy.push" : "copy.pull", label(true), giga(double(bytes), times.whole.ms),
-              "GB/s", times.whole};
-      say(row);
+      say({push ? "copy.push" : "copy.pull", label(true), giga(double(bytes), times.whole.ms),
+           "GB/s", times.whole});
     }
   }
   void print_memory(const char* name) {
@@ -259,14 +257,13 @@ class RanksMeasured {
     MOIETY_CHECK(group_.impl()->peers->memory().bytes() == bytes.total,
                  "ep bench: {} bytes of memory, EpGroup::bytes says {}",
                  group_.impl()->peers->memory().bytes(), bytes.total);
-    Row row{name, label(true), double(bytes.total) / (1 << 20), "MiB", {}};
-    say(row);
+    say({name, label(true), double(bytes.total) / (1 << 20), "MiB", {}});
   }
   std::string label(bool captured) const {
     return text("R{} T{} D{} K{} E{}, {}", world_.size(), s_.tokens, s_.model, s_.topk, s_.experts,
                 captured ? "captured" : "eager");
   }
-  void say(Row& row) const {
+  void say(Row row) const {
     if (world_.rank() != 0) return;
     row.device = gpu_;
     print(row);
@@ -294,9 +291,8 @@ inline void run_ranks(int ranks, const RanksRun& run) {
     const Device gpu{DeviceType::kCuda, world.rank() % gpus};
     world.prepare(gpu, {});
     for (int i = 1; i <= std::ssize(kRanksShapes); ++i) {
-      if (run.shape == 0 || run.shape == i) {
-        RanksMeasured(kRanksShapes[i - 1], world, gpu, run).run();
-      }
+      const RanksShape& s = kRanksShapes[i - 1];
+      if (run.shape == 0 || run.shape == i) RanksMeasured(s, world, gpu, run).run();
     }
   });
 }

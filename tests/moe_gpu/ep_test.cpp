@@ -1,13 +1,10 @@
 // Expert parallelism of one rank on a GPU: the suites of tests/moe there, graphs, and what it
 // refuses.
-#include <random>
-
 #include "moiety/base/graph.h"
 #include "moiety/moe/moe_layer.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
 #include "tests/moe_gpu/on_gpu.h"
-#include "tests/moe_gpu/ranks_on_gpu.h"
 #include "tests/support/gpu_test.h"
 #include "tests/support/mirror.h"
 
@@ -257,30 +254,6 @@ TEST_F(EpGpu, HoldsNoMemoryForPeers) {
     g.reserve(limits);
     prepare(g, {.idx_TK = idx, .capacity = 8}, memory, stream);
     g.check(g.epoch());
-    g.close();
-  });
-}
-
-TEST_F(EpGpu, ASinkHasTheAmaxOfEveryExpert) {
-  const EpLimits limits{.tokens = 200, .model = 100, .topk = 2};
-  one_rank([&](comm::Communicator& world) {
-    EpGroup g = group(world, 5, limits);
-    std::mt19937 random(3);
-    const Tensor idx(DType::kInt32, {200, 2}), x(DType::kBFloat16, {200, 100});
-    for (int i = 0; i < 400; ++i) idx.data<int32_t>()[i] = static_cast<int32_t>(random() % 4);
-    for (int i = 0; i < 20000; ++i) x.data<bf16>()[i] = bf16(0.01f * float(random() % 2001) - 10);
-    x.data<bf16>()[707] = bf16(-INFINITY);
-    x.data<bf16>()[1999] = bf16(NAN);
-    const Tensor idx_there(DType::kInt32, {200, 2}, kGpu),
-        x_there(DType::kBFloat16, {200, 100}, kGpu);
-    const Tensor memory(DType::kUInt8, {1 << 16}, kGpu), rows(DType::kBFloat16, {440, 100}, kGpu),
-        amax(DType::kFloat32, {5}, kGpu);
-    copy(idx_there, idx, stream);
-    copy(x_there, x, stream);
-    const EpPlan plan =
-        prepare(g, {.idx_TK = idx_there, .alignment = 8, .capacity = 440}, memory, stream);
-    dispatch(g, plan, {.x_TD = x_there, .rows_CD = rows, .sink = {amax}}, stream);
-    expect_amax_of_experts(plan, to_host(rows, stream), to_host(amax, stream), stream);
     g.close();
   });
 }

@@ -208,24 +208,6 @@ TEST_P(PeersGpu, PlansInFlightEagerAndInOneGraphOverCollectives) {
       carrier(Step::kRanks));
 }
 
-// The amax of the rows of each expert, for a quantization that follows.
-TEST_P(PeersGpu, ASinkHasTheAmaxOfEveryExpert) {
-  run(Step::kRanks, [](comm::Communicator& world, OnGpuRank place) {
-    Twins twins(world, place);
-    Step& step = *twins.got[0];
-    const Tensor amax(DType::kFloat32, {Step::map().local_count(world.rank())});
-    const TensorView sink = place(amax, amax);
-    EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(place));
-    step.prepare_plan(group, twins.at(), place.stream);
-    const TensorView rows = twins.there.at(&step.rows);
-    dispatch(group, step.plan,
-             {.x_TD = twins.there.at(&step.x_in), .rows_CD = rows, .sink = {sink}}, place.stream);
-    place.back();
-    expect_amax_of_experts(step.plan, step.rows, amax, place.stream);
-    group.close();
-  });
-}
-
 // A rank that does not come is named after the deadline; the context, and another group, go on.
 TEST_P(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
   std::string late[Step::kRanks], other[Step::kRanks];

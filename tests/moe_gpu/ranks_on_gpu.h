@@ -2,7 +2,6 @@
 // taken before they start, and kept: nothing may be allocated while a kernel waits.
 #pragma once
 
-#include <bit>
 #include <map>
 
 #include "moiety/base/copy.h"
@@ -110,22 +109,6 @@ class OnGpuRank {
   std::vector<std::pair<TensorView, int64_t>> copies_;
   size_t brought_ = 0;
 };
-
-// Whether `amax` has that of each local expert's rows, bf16.
-inline void expect_amax_of_experts(const EpPlan& plan, const Tensor& rows, const Tensor& amax,
-                                   const Stream& stream) {
-  const Tensor offset = to_host(plan.offset, stream), real = to_host(plan.rows_real, stream);
-  const int64_t model = rows.view().size(1);
-  for (int64_t e = 0; e < amax.view().size(0); ++e) {
-    const auto* first =
-        reinterpret_cast<const uint16_t*>(rows.view().raw()) + offset.data<int64_t>()[e] * model;
-    uint32_t most = 0;
-    for (int64_t i = 0; i < real.data<int64_t>()[e] * model; ++i) {
-      most = std::max<uint32_t>(most, (first[i] & 0x7FFFu) << 16);
-    }
-    EXPECT_EQ(std::bit_cast<uint32_t>(amax.data<float>()[e]), most) << "expert " << e;
-  }
-}
 
 // Runs body(world, place) on ranks that are threads and share the first `gpus` GPUs.
 inline void run_on_gpus(int gpus, int ranks, Seconds deadline,
