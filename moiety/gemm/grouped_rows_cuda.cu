@@ -49,17 +49,37 @@ struct GroupList {
 
 constexpr int kZeroThreads = 256;
 
-// Warps look at 32 rows at a time, a lane each, and zero those that are dead together.
+// Buffers whose dead rows become zero.
+struct Zeroed {
+  struct Buffer {
+    char* rows;
+    int64_t stride, bytes;  // from one row to the next, and of a row
+    bool wide;              // 16 bytes at a time
+  };
+  Buffer buffers[kMaxZeroed];
+  int size = 0;
+};
+
 template <class Unit>
+__device__ void zero_row(char* row, int64_t bytes, int lane) {
+  auto* out = reinterpret_cast<Unit*>(row);
+  for (int64_t i = lane; i < bytes / int64_t{sizeof(Unit)}; i += 32) out[i] = Unit{};
+}
+
+// Warps look at 32 rows at a time, a lane each, and zero those that are dead together.
 __global__ void __launch_bounds__(kZeroThreads)
-    zero_rows(GroupList groups, char* rows, int64_t stride, int64_t units) {
+    zero_rows(GroupList groups, const __grid_constant__ Zeroed zeroed) {
   const int lane = threadIdx.x % 32;
   const int64_t first = (int64_t{blockIdx.x} * kZeroThreads + threadIdx.x) / 32 * 32;
   const bool exists = first + lane < groups.capacity;
   uint32_t dead = __ballot_sync(~0u, exists && !groups.live(first + lane));
   for (; dead != 0; dead &= dead - 1) {
-    auto* out = reinterpret_cast<Unit*>(rows + (first + __ffs(dead) - 1) * stride);
-    for (int64_t i = lane; i < units; i += 32) out[i] = Unit{};
+    const int64_t r = first + __ffs(dead) - 1;
+    for (int i = 0; i < zeroed.size; ++i) {
+      const Zeroed::Buffer& b = zeroed.buffers[i];
+      char* row = b.rows + r * b.stride;
+      b.wide ? zero_row<uint4>(row, b.bytes, lane) : zero_row<char>(row, b.bytes, lane);
+    }
   }
 }
 
@@ -257,14 +277,21 @@ void record_faults_cuda(const Groups& groups, OperationId operation, const Group
          Sources(more), operation, groups.status.data<uint32_t>());
 }
 
-void zero_dead_rows_cuda(const Groups& groups, const TensorView& rows, const Stream& stream) {
-  const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
-  const int64_t bytes = byte_size(rows.dtype(), columns);
-  const int64_t stride = byte_size(rows.dtype(), rows.stride(0));
-  const bool wide = (reinterpret_cast<uintptr_t>(rows.raw()) | uintptr_t(bytes | stride)) % 16 == 0;
-  launch("zero_dead_rows", wide ? zero_rows<uint4> : zero_rows<char>,
-         {bytes == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
-         GroupList(groups), static_cast<char*>(rows.raw()), stride, wide ? bytes / 16 : bytes);
+void zero_dead_rows_cuda(const Groups& groups, std::span<const TensorView> buffers,
+                         const Stream& stream) {
+  Zeroed zeroed{};
+  for (const TensorView& rows : buffers) {
+    const int64_t bytes = byte_size(rows.dtype(), rows.dims() == 1 ? 1 : rows.size(1));
+    const int64_t stride = byte_size(rows.dtype(), rows.stride(0));
+    const bool wide =
+        (reinterpret_cast<uintptr_t>(rows.raw()) | uintptr_t(bytes | stride)) % 16 == 0;
+    if (bytes > 0) {
+      zeroed.buffers[zeroed.size++] = {static_cast<char*>(rows.raw()), stride, bytes, wide};
+    }
+  }
+  launch("zero_dead_rows", zero_rows,
+         {zeroed.size == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
+         GroupList(groups), zeroed);
 }
 
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream) {

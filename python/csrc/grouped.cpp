@@ -210,8 +210,8 @@ std::tuple<Tensor, Tensor> grouped_mlp(Tensor x, Tensor w1, Tensor w2, Tensor sp
     const TensorView workspace = call.bytes(gemm::grouped_mlp_workspace(m.mlp, m.input));
     gemm::grouped_mlp_forward(m.mlp, m.input, view_of(h), view_of(y), workspace, call.stream());
     call.check_data();
-    gemm::zero_dead_rows(m.input.groups, view_of(h), call.stream());
-    if (!row_tk) gemm::zero_dead_rows(m.input.groups, view_of(y), call.stream());
+    const TensorView dead[] = {view_of(h), row_tk ? TensorView() : view_of(y)};
+    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(y, h);
   });
 }
@@ -247,9 +247,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> grouped_mlp_backward(
     const TensorView workspace = call.bytes(gemm::grouped_mlp_workspace(m.mlp, m.input));
     gemm::grouped_mlp_backward_data(m.mlp, m.input, g, workspace, call.stream());
     call.check_data();
-    for (const TensorView& rows : {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx}) {
-      if (rows.defined()) gemm::zero_dead_rows(m.input.groups, rows, call.stream());
-    }
+    const TensorView dead[] = {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx};
+    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(dx, dscale, db1, db2, dh, a);
   });
 }
