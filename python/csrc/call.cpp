@@ -92,6 +92,11 @@ ScalarType scalar_type(DType dtype) {
 TensorView view_of(const Tensor& x) {
   const auto sizes = x.sizes(), strides = x.strides();
   MOIETY_CHECK(x.dim() <= kMaxDims, "a tensor of {} dimensions", x.dim());
+  // Without elements strides say nothing, and torch makes them what it likes.
+  if (x.numel() == 0) {
+    return TensorView(x.data_ptr(), dtype_of_tensor(x),
+                      std::span<const int64_t>(sizes.data(), sizes.size()), device_of(x));
+  }
   return TensorView(x.data_ptr(), dtype_of_tensor(x),
                     std::span<const int64_t>(sizes.data(), sizes.size()),
                     std::span<const int64_t>(strides.data(), strides.size()), device_of(x));
