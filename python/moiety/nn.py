@@ -18,6 +18,7 @@ from torch.optim.optimizer import (register_optimizer_step_post_hook,
                                    register_optimizer_step_pre_hook)
 
 from . import _blocks, _experts, errors, ops
+from ._activation import Activation, ClampedSwiglu, QGeglu, SquaredRelu, Swiglu
 from ._blocks import replace_moe
 from ._experts import refresh
 from ._register import below
@@ -25,40 +26,6 @@ from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
            "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "refresh", "replace_moe", "warmup"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """What stands between the two linears (moiety/gemm/swiglu.h)."""
-
-    kind: str
-    alpha: float
-    limit: float
-    offset: float
-
-    @property
-    def gated(self) -> bool:
-        return self.kind == "glu"
-
-
-def Swiglu() -> Activation:
-    """silu(gate) * up."""
-    return Activation("glu", 1.0, math.inf, 0.0)
-
-
-def ClampedSwiglu(limit: float) -> Activation:
-    """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-    return Activation("glu", 1.0, limit, 0.0)
-
-
-def QGeglu(alpha: float, limit: float, offset: float) -> Activation:
-    """gate * sigmoid(alpha * gate) * (up + offset), clamped as above; GPT-OSS: (1.702, 7, 1)."""
-    return Activation("glu", alpha, limit, offset)
-
-
-def SquaredRelu() -> Activation:
-    """relu(x)^2; FC1 has F rows, not 2F."""
-    return Activation("relu2", 1.0, math.inf, 0.0)
 
 
 _delayed: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose weight gradients may be pending
