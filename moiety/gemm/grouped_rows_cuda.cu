@@ -1,5 +1,5 @@
-// Operations beside grouped products on GPUs: faults of the data, dead rows, gradients of the bias
-// and of its scale.
+// Operations beside grouped products on GPUs: faults of the data, gradients of the bias and of its
+// scale.
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_block.h"
@@ -29,59 +29,7 @@ struct GroupList {
     const quant::Claim c = claim(e);
     return c.valid ? RowRange{c.begin, c.rows} : RowRange{};
   }
-  // Whether row r belongs to a group: to the last one that begins at it or before.
-  __device__ bool live(int64_t r) const {
-    int64_t low = 0,
-            high = groups;  // groups from `high` on begin behind r, those before `low` do not
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (begin[middle] <= r) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == 0) return false;
-    const RowRange range = rows(low - 1);
-    return r >= range.begin && r < range.begin + range.rows;
-  }
 };
-
-constexpr int kZeroThreads = 256;
-
-// Buffers whose dead rows become zero.
-struct Zeroed {
-  struct Buffer {
-    char* rows;
-    int64_t stride, bytes;  // from one row to the next, and of a row
-    bool wide;              // 16 bytes at a time
-  };
-  Buffer buffers[kMaxZeroed];
-  int size = 0;
-};
-
-template <class Unit>
-__device__ void zero_row(char* row, int64_t bytes, int lane) {
-  auto* out = reinterpret_cast<Unit*>(row);
-  for (int64_t i = lane; i < bytes / int64_t{sizeof(Unit)}; i += 32) out[i] = Unit{};
-}
-
-// Warps look at 32 rows at a time, a lane each, and zero those that are dead together.
-__global__ void __launch_bounds__(kZeroThreads)
-    zero_rows(GroupList groups, const __grid_constant__ Zeroed zeroed) {
-  const int lane = threadIdx.x % 32;
-  const int64_t first = (int64_t{blockIdx.x} * kZeroThreads + threadIdx.x) / 32 * 32;
-  const bool exists = first + lane < groups.capacity;
-  uint32_t dead = __ballot_sync(~0u, exists && !groups.live(first + lane));
-  for (; dead != 0; dead &= dead - 1) {
-    const int64_t r = first + __ffs(dead) - 1;
-    for (int i = 0; i < zeroed.size; ++i) {
-      const Zeroed::Buffer& b = zeroed.buffers[i];
-      char* row = b.rows + r * b.stride;
-      b.wide ? zero_row<uint4>(row, b.bytes, lane) : zero_row<char>(row, b.bytes, lane);
-    }
-  }
-}
 
 struct Sources {
   const int32_t* source;  // null if there are none
@@ -275,23 +223,6 @@ void record_faults_cuda(const Groups& groups, OperationId operation, const Group
   if (!groups.status.defined()) return;
   launch("record faults", find_faults, {1, kFaultThreads}, stream, GroupList(groups), Sources(rows),
          Sources(more), operation, groups.status.data<uint32_t>());
-}
-
-void zero_dead_rows_cuda(const Groups& groups, std::span<const TensorView> buffers,
-                         const Stream& stream) {
-  Zeroed zeroed{};
-  for (const TensorView& rows : buffers) {
-    const int64_t bytes = byte_size(rows.dtype(), rows.dims() == 1 ? 1 : rows.size(1));
-    const int64_t stride = byte_size(rows.dtype(), rows.stride(0));
-    const bool wide =
-        (reinterpret_cast<uintptr_t>(rows.raw()) | uintptr_t(bytes | stride)) % 16 == 0;
-    if (bytes > 0) {
-      zeroed.buffers[zeroed.size++] = {static_cast<char*>(rows.raw()), stride, bytes, wide};
-    }
-  }
-  launch("zero_dead_rows", zero_rows,
-         {zeroed.size == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
-         GroupList(groups), zeroed);
 }
 
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream) {
