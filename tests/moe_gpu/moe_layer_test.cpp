@@ -24,8 +24,8 @@ struct Sizes {
 // ffn below and above the sizes at which Hopper's products read copies, and one that has no
 // alignment for them.
 constexpr Sizes kSizes[] = {{"few columns", 300, 64, 40, 6, 2},
-                            {"gradients read copies", 200, 128, 896, 4, 2},
-                            {"all read copies", 150, 72, 1088, 3, 2},
+                            {"h is copied", 200, 128, 1152, 4, 2},
+                            {"all read copies", 150, 72, 2080, 3, 2},
                             {"every GPU's kernels", 130, 60, 28, 5, 3}};
 
 struct Options {
