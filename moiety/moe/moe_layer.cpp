@@ -93,7 +93,11 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
   MOIETY_CHECK(group.map().experts() == config.router.experts,
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
-  const bool beside = config.overlap == Overlap::kWgrad || config.overlap == Overlap::kShared;
+  if (config.overlap == Overlap::kAuto) {
+    const bool gpu = group.device().type == DeviceType::kCuda;
+    config_.overlap = gpu ? Overlap::kWgrad : Overlap::kNone;
+  }
+  const bool beside = config_.overlap == Overlap::kWgrad || config_.overlap == Overlap::kShared;
   if (beside && group.ranks() > 1) side_ = side_stream(group);
   layout_ = choose_row_layout(config.layout, group.ranks());
   path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
