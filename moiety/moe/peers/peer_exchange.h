@@ -27,8 +27,14 @@ class PeerExchange : public comm::GpuWaits {
   virtual void wait(const Stream& stream) = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
-  // The nanoseconds that operations have waited for peers, in memory of the device.
+  // The nanoseconds that operations have waited for peers, in memory of the device. Those between
+  // `set_apart` and `join`, which is called on the stream of what runs beside them, do not count
+  // before that stream is there.
   virtual int64_t* waited_ns() const = 0;
+  virtual void set_apart(const Stream& stream) = 0;
+  virtual void join(const Stream& beside) = 0;
+  // The most blocks of a grid that push rows; a multiprocessor of a GPU has four.
+  virtual int64_t most_pushers() const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 
