@@ -1,5 +1,6 @@
 // Operations among GPU ranks, run on the host by the bodies of their kernels: the conformance
 // suite, whatever the number of blocks and warps, orders of operations, growth, faults.
+#include "moiety/moe/gpu_exchange.h"
 #include "tests/moe/ep_batch.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
@@ -173,8 +174,7 @@ TEST(Peers, WaitsBesideOtherWorkDoNotCount) {
   const Batch batch = batch_of(5);
   Threads::run(kRanks, [&](comm::Communicator& world) {
     EpGroup group = EpGroup::create(world, kMap, kLimits, options());
-    run_as_steps(group, world, {});
-    PeerExchange& exchange = *group.impl()->peers;
+    HostExchange& exchange = run_as_steps(group, world, {});
     BatchRun run(batch, world.rank());
     run.prepare_plan(group);
     const auto waited_ms = [&](bool beside, bool ended) {

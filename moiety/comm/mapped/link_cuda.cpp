@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "moiety/base/cuda/pinned_pages.h"
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/fault_pages.h"
 #include "moiety/comm/mapped/driver_calls.cuh"
 #include "moiety/comm/mapped/fault_text.h"
 #include "moiety/comm/mapped/link.h"
@@ -30,8 +30,8 @@ uint64_t capture_of(const Stream& stream) {
 // way, which is more than the GPU needs never to wait for the host. A graph is one launch.
 constexpr uint64_t kAhead = 64;
 
-moiety::gpu::PinnedPages<FaultPage>& fault_pages() {
-  static auto& pages = *new moiety::gpu::PinnedPages<FaultPage>("fault page of a communicator");
+FaultPages<FaultPage>& fault_pages() {
+  static auto& pages = *new FaultPages<FaultPage>("fault page of a communicator");
   return pages;
 }
 

@@ -1,9 +1,9 @@
 // What runs the steps on a GPU: each is a kernel on the caller's stream.
 #include <cstddef>
 
-#include "moiety/base/cuda/pinned_pages.h"
 #include "moiety/base/deadline.h"
 #include "moiety/base/launch.cuh"
+#include "moiety/comm/fault_pages.h"
 #include "moiety/moe/peers/step_exchange.h"
 #include "moiety/moe/peers/team_device.cuh"
 
@@ -40,8 +40,8 @@ void load_sums() {
                PushBeside<ScaleRows<T>>>();
 }
 
-gpu::PinnedPages<FaultPage>& fault_pages() {
-  static auto& pages = *new gpu::PinnedPages<FaultPage>("fault page of a group of experts");
+comm::FaultPages<FaultPage>& fault_pages() {
+  static auto& pages = *new comm::FaultPages<FaultPage>("fault page of a group of experts");
   return pages;
 }
 
@@ -56,9 +56,10 @@ class CudaMachine {
       : device_(device), deadline_(deadline), page_(fault_pages().take()) {
     const CudaDeviceGuard guard(device);
     blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows,
-                 ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
-                 NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts, FindSlots>();
+    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, Leave, TakeReport,
+                 PushBeside<ExpandRows>, ExpandRows, ZeroPlaces, CountRows, AddBlocks, CountPairs,
+                 NumberPairs<false>, NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts,
+                 FindSlots>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();

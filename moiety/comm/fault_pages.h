@@ -1,6 +1,6 @@
-// Pages of pinned memory that kernels reach, each for one user at a time. They are never freed: that
-// would wait for all kernels of the process, also for those that wait for a rank which is a thread of
-// it.
+// The pages of host memory to which kernels that wait for peers write their faults. They are never
+// freed, but used again: freeing one would wait for all kernels of the process, also for those that
+// wait for a rank which is a thread of it.
 #pragma once
 
 #include <mutex>
@@ -8,19 +8,19 @@
 
 #include "moiety/base/gpu_runtime.h"
 
-namespace moiety::gpu {
+namespace moiety::comm {
 
 template <class Page>
-class PinnedPages {
+class FaultPages {
  public:
   // `what` is in the text of a failed allocation.
-  explicit PinnedPages(const char* what) : what_(what) {}
+  explicit FaultPages(const char* what) : what_(what) {}
 
   // A page as Page{} is.
   Page* take() {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) {
-      free_.push_back(static_cast<Page*>(allocate_pinned(sizeof(Page), what_)));
+      free_.push_back(static_cast<Page*>(gpu::allocate_pinned(sizeof(Page), what_)));
     }
     Page* page = free_.back();
     free_.pop_back();
@@ -39,4 +39,4 @@ class PinnedPages {
   std::vector<Page*> free_;
 };
 
-}  // namespace moiety::gpu
+}  // namespace moiety::comm
