@@ -22,8 +22,9 @@ TensorView waited_ns(const EpGroup& group);
 void begin_beside(EpGroup& group, const Stream& side);
 void end_beside(EpGroup& group, const Stream& main);
 
-// The most multiprocessors that products should take beside an exchange: those that its blocks which
-// push rows leave (EpOptions::comm_sms). 0, all of them, on CPUs and in a group of one rank.
+// The most multiprocessors that products take beside an exchange: those that its blocks which push
+// rows leave where EpOptions::comm_sms is given; else 0, all of them, and so on CPUs and in a group of
+// one rank.
 int sms_beside(const EpGroup& group);
 
 }  // namespace moiety::moe

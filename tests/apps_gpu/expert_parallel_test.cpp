@@ -107,6 +107,8 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
                bf16 + Arguments{text("--ep.overlap={}", overlap), "--moe.delay_wgrad"});
       expect_equal(named(delayed), named("none"));
     }
+    train_at(named("left"), r, bf16 + Arguments{"--ep.overlap=wgrad", "--ep.comm_sms=16"});
+    expect_equal(named("left"), named("none"));
     for (const char* recipe : {"bf16", "mxfp8"}) {
       const Arguments rows{text("--precision.recipe={}", recipe), "--train.steps=6"};
       train_at(named(text("expert-{}", recipe)), r, bf16 + rows + Arguments{"--moe.layout=expert"});
