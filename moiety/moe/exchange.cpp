@@ -189,8 +189,8 @@ void end_beside(EpGroup& group, const Stream& main) {
 int sms_beside(const EpGroup& group) {
   const EpGroup::Impl& g = *group.impl();
   if (!g.peers || g.options.comm_sms == 0) return 0;
-  const auto pushing = static_cast<int>((g.peers->most_pushers() + 3) / 4);
-  return gpu_properties(g.options.device.index).multiprocessors - pushing;
+  const int all = gpu_properties(g.options.device.index).multiprocessors;
+  return all - std::min(g.options.comm_sms, all / 2);
 }
 
 TensorView waited_ns(const EpGroup& group) {

@@ -33,8 +33,6 @@ class PeerExchange : public comm::GpuWaits {
   virtual int64_t* waited_ns() const = 0;
   virtual void set_apart(const Stream& stream) = 0;
   virtual void join(const Stream& beside) = 0;
-  // The most blocks of a grid that push rows; a multiprocessor of a GPU has four.
-  virtual int64_t most_pushers() const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 

@@ -128,11 +128,6 @@ class StepExchange final : public PeerExchange {
   }
   void join(const Stream& beside) override { launch("ep join", Join{here()}, {}, beside); }
 
-  int64_t most_pushers() const override {
-    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
-    return asked > 0 ? std::min(asked, all / 2) : all / 4;
-  }
-
   const uint64_t* fault_word() const override {
     static_assert(offsetof(Control, failed) % 8 == 0 &&
                   offsetof(Control, told) == offsetof(Control, failed) + 4);
@@ -256,6 +251,11 @@ class StepExchange final : public PeerExchange {
   }
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
+  }
+  // Of a multiprocessor's blocks there are four; at most half of all push.
+  int64_t most_pushers() const {
+    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
+    return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
   template <bool many>
   void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
