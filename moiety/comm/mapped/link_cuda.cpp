@@ -51,7 +51,10 @@ void warn_of_lazy_loading(const Communicator& comm) {
 }  // namespace
 
 Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
-    : comm_(&comm), gpu_(gpu), options_(options) {
+    : comm_(&comm),
+      gpu_(gpu),
+      waiting_(gpu, text("comm \"{}\"", comm.name()), 1),
+      options_(options) {
   MOIETY_CHECK(options.sum_blocks >= 1 && options.sum_blocks <= 64,
                "communicator \"{}\": sum_blocks is {}, 1 to 64 are possible", comm.name(),
                options.sum_blocks);

@@ -10,8 +10,24 @@
 namespace moiety::moe::peers {
 namespace {
 
+// The blocks of a step that a multiprocessor should have room for; of a step around another one,
+// those of that.
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
+constexpr int kResident = [] {
+  if constexpr (requires { Step::kResident; }) {
+    return Step::kResident;
+  } else {
+    return 1;
+  }
+}();
+template <class Step>
+constexpr int kResident<Last<Step>> = kResident<Step>;
+template <class Own>
+constexpr int kResident<PushBeside<Own>> = kResident<Own>;
+
+template <class Step>
+__global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
+    run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
   DeviceTeam team(memory, parts);
@@ -36,7 +52,7 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
+  load_kernels<PushSums<T>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>, Last<ScaleRows<T>>,
                PushBeside<ScaleRows<T>>>();
 }
 
@@ -55,11 +71,11 @@ class CudaMachine {
   CudaMachine(int device, Seconds deadline)
       : device_(device), deadline_(deadline), page_(fault_pages().take()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, Leave, TakeReport,
-                 PushBeside<ExpandRows>, ExpandRows, ZeroPlaces, CountRows, AddBlocks, CountPairs,
-                 NumberPairs<false>, NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts,
-                 FindSlots>();
+    multiprocessors_ = gpu_properties(device).multiprocessors;
+    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, AwaitReaders, TakeReport,
+                 PushBeside<ExpandRows>, Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks,
+                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, SettlePlan,
+                 Last<FindSlots>, EnterEarly, PushEarly<false>, PushEarly<true>, SettleEarly>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -68,7 +84,7 @@ class CudaMachine {
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        blocks_(other.blocks_) {}
+        multiprocessors_(other.multiprocessors_) {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -99,7 +115,8 @@ class CudaMachine {
     move(to, from, bytes, cudaMemcpyDeviceToHost);
   }
   FaultPage* page() const { return page_; }
-  int64_t blocks() const { return blocks_; }
+  int64_t blocks() const { return 4 * int64_t{multiprocessors_}; }
+  int multiprocessors() const { return multiprocessors_; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>
@@ -108,9 +125,16 @@ class CudaMachine {
                    step);
   }
 
+  static bool captured(const Stream& stream) {
+    if (stream.device().type != DeviceType::kCuda) return false;  // nothing was issued yet
+    cudaStreamCaptureStatus status{};
+    MOIETY_CUDA_CHECK(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   // Behind an operation.
   void end(const Stream& stream, comm::Bootstrap& bootstrap) {
-    if (capturing(stream)) return;
+    if (captured(stream)) return;
     last_.record(stream);
     if (++issued_ % (kAhead / 2) != 0) return;
     Event& mark = marks_[issued_ / (kAhead / 2) % 2];
@@ -131,12 +155,6 @@ class CudaMachine {
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, cudaStreamPerThread));
     MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
   }
-  static bool capturing(const Stream& stream) {
-    cudaStreamCaptureStatus status{};
-    MOIETY_CUDA_CHECK(
-        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
-    return status != cudaStreamCaptureStatusNone;
-  }
   // Waits by looking; a peer's abort ends the waits of steps.
   void wait(const Event& event, comm::Bootstrap& bootstrap) const {
     Backoff backoff;
@@ -150,7 +168,7 @@ class CudaMachine {
   int device_;
   Seconds deadline_;
   FaultPage* page_;
-  int64_t blocks_ = 0;
+  int multiprocessors_ = 0;
   Event last_, marks_[2];
   uint64_t issued_ = 0;
 };
