@@ -139,9 +139,11 @@ TEST_F(ExpertParallelGpu, RowsWherePeersReachThemChangeNothing) {
       {"codes", kEp2, {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"}},
       {"maps", kEp2, {"--precision.recipe=bf16", "--moe.layout=rank"}},
       {"recomputed", kEp2Tp2, {"--precision.recipe=bf16", "--memory.recompute=moe"}},
-      {"beside",
+      {"beside", kEp2, {"--precision.recipe=bf16", "--ep.overlap=shared"}},
+      {"grown",
        kEp2,
-       {"--precision.recipe=bf16", "--ep.overlap=shared", "--moe.capacity_factor=1.0"}}};
+       {"--precision.recipe=bf16", "--router.aux=none", "--router.bias_rate=0", "--moe.top_k=1",
+        "--init.std=0.2", "--optim.lr=0.04", "--train.steps=24"}}};
   for (const Case& c : cases) {
     const auto named = [&](const char* how) { return text("{}-{}", how, c.name); };
     const Arguments more = steps + (c.name == std::string("mxfp8") ? kWide : Arguments{}) + c.more;

@@ -30,6 +30,12 @@ uint64_t capture_of(const Stream& stream) {
 // way, which is more than the GPU needs never to wait for the host. A graph is one launch.
 constexpr uint64_t kAhead = 64;
 
+// Note [Events are made early]
+//
+// A copy to or from host memory that is not pinned holds the same lock until it is done. Where what
+// it waits for on the GPU waits for another rank of the process, and that rank makes an event, the
+// two stand still; so what operations record is made before there are any.
+
 FaultPages<FaultPage>& fault_pages() {
   static auto& pages = *new FaultPages<FaultPage>("fault page of a communicator");
   return pages;
@@ -72,6 +78,10 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
              .control = reinterpret_cast<Control*>(memory_.local() + places.control),
              .page = fault_pages().take(),
              .deadline_ns = static_cast<uint64_t>(comm.bootstrap().deadline().count() * 1e9)};
+  const Stream own = Stream::external(gpu, cudaStreamPerThread);
+  for (Event* event : {&last_, &last_captured_, &landed_, &summed_, &marks_[0], &marks_[1]}) {
+    event->record(own);
+  }
   // Nobody enqueues an operation before all have allocated and loaded.
   comm.bootstrap().all_gather("");
 }

@@ -79,12 +79,18 @@ class CudaMachine {
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
+    // Made now (Note [Events are made early], comm/mapped/link_cuda.cpp).
+    const Stream own = Stream::external({DeviceType::kCuda, device}, cudaStreamPerThread);
+    for (Event* event : {&last_, &waited_, &marks_[0], &marks_[1]}) event->record(own);
   }
   CudaMachine(CudaMachine&& other) noexcept
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        multiprocessors_(other.multiprocessors_) {}
+        multiprocessors_(other.multiprocessors_),
+        last_(std::move(other.last_)),
+        waited_(std::move(other.waited_)),
+        marks_{std::move(other.marks_[0]), std::move(other.marks_[1])} {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -143,9 +149,8 @@ class CudaMachine {
   }
   void wait(const Stream& stream, comm::Bootstrap& bootstrap) {
     if (stream.device().type != DeviceType::kCuda) return;  // nothing was issued yet
-    Event end;
-    end.record(stream);
-    wait(end, bootstrap);
+    waited_.record(stream);
+    wait(waited_, bootstrap);
   }
 
  private:
@@ -169,7 +174,7 @@ class CudaMachine {
   Seconds deadline_;
   FaultPage* page_;
   int multiprocessors_ = 0;
-  Event last_, marks_[2];
+  Event last_, waited_, marks_[2];
   uint64_t issued_ = 0;
 };
 
