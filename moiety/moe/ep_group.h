@@ -92,6 +92,7 @@ enum class Overlap : uint8_t {
   kWgrad,       // the experts' weight gradients, beside the exchange that brings dh home
   kShared,      // the shared expert, beside the first exchange of forward and that of backward
   kMicroBatch,  // another micro-batch, beside every one: model/transformer.h
+  kAuto,        // kWgrad on GPUs, kNone on CPUs
 };
 
 struct EpOptions {

@@ -5,6 +5,7 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
+#include "moiety/base/gpu.h"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/gpu_exchange.h"
 #include "moiety/moe/peers/exchange_text.h"
@@ -176,6 +177,20 @@ Stream side_stream(EpGroup& group) {
   if (!g.on_gpu()) return Stream::deferred();
   if (!g.side) g.side = Stream::on(g.options.device);
   return *g.side;
+}
+
+void begin_beside(EpGroup& group, const Stream& side) {
+  if (const auto& peers = group.impl()->peers) peers->set_apart(side);
+}
+void end_beside(EpGroup& group, const Stream& main) {
+  if (const auto& peers = group.impl()->peers) peers->join(main);
+}
+
+int sms_beside(const EpGroup& group) {
+  const EpGroup::Impl& g = *group.impl();
+  if (!g.peers || g.options.comm_sms == 0) return 0;
+  const int all = gpu_properties(g.options.device.index).multiprocessors;
+  return all - std::min(g.options.comm_sms, all / 2);
 }
 
 TensorView waited_ns(const EpGroup& group) {

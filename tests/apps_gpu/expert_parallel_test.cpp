@@ -98,7 +98,7 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
       kOnGpu + Arguments{"--train.steps=12", "--precision.recipe=bf16", "--checkpoint.interval=0"};
   for (const Ranks& r : {kEp2, kEp2Dp2}) {
     const auto named = [&](const std::string& what) { return text("{}-{}", what, r.name); };
-    train_at(named("none"), r, bf16);
+    train_at(named("none"), r, bf16 + Arguments{"--ep.overlap=none"});
     for (const char* overlap : {"shared", "wgrad"}) {
       train_at(named(overlap), r, bf16 + Arguments{text("--ep.overlap={}", overlap)});
       expect_equal(named(overlap), named("none"));
@@ -107,6 +107,8 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
                bf16 + Arguments{text("--ep.overlap={}", overlap), "--moe.delay_wgrad"});
       expect_equal(named(delayed), named("none"));
     }
+    train_at(named("left"), r, bf16 + Arguments{"--ep.overlap=wgrad", "--ep.comm_sms=16"});
+    expect_equal(named("left"), named("none"));
     for (const char* recipe : {"bf16", "mxfp8"}) {
       const Arguments rows{text("--precision.recipe={}", recipe), "--train.steps=6"};
       train_at(named(text("expert-{}", recipe)), r, bf16 + rows + Arguments{"--moe.layout=expert"});

@@ -1,5 +1,6 @@
 // Operations among GPU ranks, run on the host by the bodies of their kernels: the conformance
 // suite, whatever the number of blocks and warps, orders of operations, growth, faults.
+#include "moiety/moe/gpu_exchange.h"
 #include "tests/moe/early_run.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
@@ -230,6 +231,39 @@ TEST(Peers, GrowingKeepsPlans) {
     run.backward(group);
     run.expect_all("after growth");
     EXPECT_EQ(exchange.control().epoch, 7);
+    group.close();
+  });
+}
+
+// Rank 0 comes late. What others wait for it counts, unless something runs beside their operation;
+// then from where that has come to its end.
+TEST(Peers, WaitsBesideOtherWorkDoNotCount) {
+  constexpr auto kLate = std::chrono::milliseconds(120);
+  const Batch batch = batch_of(5);
+  Threads::run(kRanks, [&](comm::Communicator& world) {
+    EpGroup group = EpGroup::create(world, kMap, kLimits, options());
+    HostExchange& exchange = run_as_steps(group, world, {});
+    BatchRun run(batch, world.rank());
+    run.prepare_plan(group);
+    const auto waited_ms = [&](bool beside, bool ended) {
+      const int64_t before = *exchange.waited_ns();
+      world.barrier();
+      if (beside) begin_beside(group, {});
+      if (ended) end_beside(group, {});
+      if (world.rank() == 0) std::this_thread::sleep_for(kLate);
+      run.dispatch_rows(group);
+      if (beside && !ended) end_beside(group, {});
+      run.combine_rows(group);
+      return 1e-6 * static_cast<double>(*exchange.waited_ns() - before);
+    };
+    const double alone = waited_ms(false, false), hidden = waited_ms(true, false),
+                 ended = waited_ms(true, true);
+    if (world.rank() != 0) {
+      EXPECT_GT(alone, 80);
+      EXPECT_LT(hidden, 40);
+      EXPECT_GT(ended, 80);
+    }
+    world.barrier();
     group.close();
   });
 }

@@ -88,8 +88,10 @@ struct Control {
   Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it
   uint32_t failed = 0, told = 0;           // 1: a fault is known; it is on the page
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
-  // arrival; and all time that was spent waiting for peers.
+  // arrival; and all time that was spent waiting for peers while nothing else ran.
   uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
+  // When what runs beside an operation had come to its end (Join); 0: it has not.
+  uint64_t joined_ns = 1;
   Findings findings;
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.

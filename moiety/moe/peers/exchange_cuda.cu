@@ -1,11 +1,9 @@
 // What runs the steps on a GPU: each is a kernel on the caller's stream.
 #include <cstddef>
-#include <mutex>
-#include <vector>
 
 #include "moiety/base/deadline.h"
-#include "moiety/base/gpu_runtime.h"
 #include "moiety/base/launch.cuh"
+#include "moiety/comm/fault_pages.h"
 #include "moiety/moe/peers/step_exchange.h"
 #include "moiety/moe/peers/team_device.cuh"
 
@@ -58,27 +56,9 @@ void load_sums() {
                PushBeside<ScaleRows<T>>>();
 }
 
-// Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
-// those that wait for a rank which is a thread of it.
-struct FreePages {
-  std::mutex mutex;
-  std::vector<FaultPage*> pages;
-};
-FreePages& free_pages() {
-  static auto& pages = *new FreePages;
+comm::FaultPages<FaultPage>& fault_pages() {
+  static auto& pages = *new comm::FaultPages<FaultPage>("fault page of a group of experts");
   return pages;
-}
-FaultPage* take_page() {
-  FreePages& free = free_pages();
-  const std::lock_guard lock(free.mutex);
-  if (free.pages.empty()) {
-    free.pages.push_back(static_cast<FaultPage*>(
-        gpu::allocate_pinned(sizeof(FaultPage), "fault page of a group of experts")));
-  }
-  FaultPage* page = free.pages.back();
-  free.pages.pop_back();
-  *page = {};
-  return page;
 }
 
 // At most so many operations are under way, unless they are in graphs: a host that stands before a
@@ -89,13 +69,13 @@ constexpr uint64_t kAhead = 32;
 class CudaMachine {
  public:
   CudaMachine(int device, Seconds deadline)
-      : device_(device), deadline_(deadline), page_(take_page()) {
+      : device_(device), deadline_(deadline), page_(fault_pages().take()) {
     const CudaDeviceGuard guard(device);
     multiprocessors_ = gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, Enter, Await, AwaitReaders, TakeReport, PushBeside<ExpandRows>,
-                 Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
-                 NumberPairs<true>, ExchangeHeads, SettlePlan, Last<FindSlots>, EnterEarly,
-                 PushEarly<false>, PushEarly<true>, SettleEarly>();
+    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, AwaitReaders, TakeReport,
+                 PushBeside<ExpandRows>, Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks,
+                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, SettlePlan,
+                 Last<FindSlots>, EnterEarly, PushEarly<false>, PushEarly<true>, SettleEarly>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -119,9 +99,7 @@ class CudaMachine {
     Backoff backoff;
     while (!last_.complete() && !leave.expired()) backoff.pause();
     if (!last_.complete()) return;  // a kernel may still write to the page
-    FreePages& free = free_pages();
-    const std::lock_guard lock(free.mutex);
-    free.pages.push_back(page_);
+    fault_pages().give_back(page_);
   }
 
   comm::SymmetricBuffer share(comm::Communicator& comm, const std::string& name, int64_t bytes) {

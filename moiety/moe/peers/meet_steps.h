@@ -8,6 +8,27 @@
 
 namespace moiety::moe::peers {
 
+// What the group waits for from here on has other work beside it, until the stream of that work
+// comes to Join.
+struct SetApart {
+  static constexpr int kThreads = 32;
+  Control* control;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    team.one([&] { store_relaxed(&control->joined_ns, uint64_t{0}); });
+  }
+};
+struct Join {
+  static constexpr int kThreads = 32;
+  Control* control;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    team.one([&] { store_relaxed(&control->joined_ns, nanoseconds()); });
+  }
+};
+
 // Where this rank's rows of an operation lie, as peers are told: {number of the attached buffer,
 // offset in it} and the distance of rows, or that they do not reach them.
 struct OwnRows {
@@ -106,9 +127,8 @@ struct Await {
     }
     team.sync();
     team.one([&] {
-      const uint64_t now = nanoseconds();
-      c.rows_ns = now - c.entered_ns;
-      c.waited_ns += now - start;
+      c.rows_ns = nanoseconds() - c.entered_ns;
+      count_wait(c, start);
     });
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));

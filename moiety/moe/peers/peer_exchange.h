@@ -29,8 +29,12 @@ class PeerExchange : public comm::GpuWaits {
   virtual bool captured(const Stream& stream) const = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
-  // The nanoseconds that operations have waited for peers, in memory of the device.
+  // The nanoseconds that operations have waited for peers, in memory of the device. Those between
+  // `set_apart` and `join`, which is called on the stream of what runs beside them, do not count
+  // before that stream is there.
   virtual int64_t* waited_ns() const = 0;
+  virtual void set_apart(const Stream& stream) = 0;
+  virtual void join(const Stream& beside) = 0;
   // Between operations: buffers of all ranks that peers may reach. False if it is not attached.
   virtual void attach(const comm::SymmetricBuffer& buffer) = 0;
   virtual bool detach(const comm::SymmetricBuffer& buffer) = 0;

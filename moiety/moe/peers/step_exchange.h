@@ -134,6 +134,11 @@ class StepExchange final : public PeerExchange {
     return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
   }
 
+  void set_apart(const Stream& stream) override {
+    launch("ep set apart", SetApart{here()}, {}, stream);
+  }
+  void join(const Stream& beside) override { launch("ep join", Join{here()}, {}, beside); }
+
   const uint64_t* fault_word() const override {
     static_assert(offsetof(Control, failed) % 8 == 0 &&
                   offsetof(Control, told) == offsetof(Control, failed) + 4);
