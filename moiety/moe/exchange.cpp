@@ -211,10 +211,13 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
 void check_staging(const EpGroup& group, const Signature& signature, const Operand& operand) {
   const EpGroup::Impl& g = *group.impl();
   const bool stages = g.limits.staged || g.map.ranks() == 1 || signature.op == OpKind::kPrepare ||
-                      g.exchange->transport() != EpTransport::kMapped;
+                      group.transport() != EpTransport::kMapped;
   if (stages) return;
+  const auto reaches = [&] {
+    return g.peers ? g.peers->reaches(operand) : g.exchange->place_of(operand) >= 0;
+  };
   const bool direct = g.options.zero_copy == ZeroCopy::kAuto && signature.may_be_direct() &&
-                      (operand.rows == 0 || g.exchange->place_of(operand) >= 0);
+                      (operand.rows == 0 || reaches());
   if (direct) return;
   fail(ErrorKind::kUnsupported,
        "ep {}, group \"{}\": peers cannot reach these rows, and no memory is reserved for rows on "

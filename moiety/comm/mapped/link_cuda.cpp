@@ -30,6 +30,12 @@ uint64_t capture_of(const Stream& stream) {
 // way, which is more than the GPU needs never to wait for the host. A graph is one launch.
 constexpr uint64_t kAhead = 64;
 
+// Note [Events are made early]
+//
+// A copy to or from host memory that is not pinned holds the same lock until it is done. Where what
+// it waits for on the GPU waits for another rank of the process, and that rank makes an event, the
+// two stand still; so what operations record is made before there are any.
+
 // Pages that no link uses now. Freeing one would wait for all kernels of the process, also for those
 // that wait for a rank which is a thread of it.
 struct FreePages {
@@ -76,7 +82,10 @@ void warn_of_lazy_loading(const Communicator& comm) {
 }  // namespace
 
 Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
-    : comm_(&comm), gpu_(gpu), options_(options) {
+    : comm_(&comm),
+      gpu_(gpu),
+      waiting_(gpu, text("comm \"{}\"", comm.name()), 1),
+      options_(options) {
   MOIETY_CHECK(options.sum_blocks >= 1 && options.sum_blocks <= 64,
                "communicator \"{}\": sum_blocks is {}, 1 to 64 are possible", comm.name(),
                options.sum_blocks);
@@ -94,6 +103,10 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
              .control = reinterpret_cast<Control*>(memory_.local() + places.control),
              .page = take_page(),
              .deadline_ns = static_cast<uint64_t>(comm.bootstrap().deadline().count() * 1e9)};
+  const Stream own = Stream::external(gpu, cudaStreamPerThread);
+  for (Event* event : {&last_, &last_captured_, &landed_, &summed_, &marks_[0], &marks_[1]}) {
+    event->record(own);
+  }
   // Nobody enqueues an operation before all have allocated and loaded.
   comm.bootstrap().all_gather("");
 }
