@@ -363,6 +363,9 @@ void check(const GroupedMlpDesc& desc) {
 }
 bool is_fast(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16; }
 
+// Measured: at D of 1536, 2048 and 2880 it is faster, at 4096 and 7168 slower (docs/adr/0014).
+constexpr int64_t kMostFusedModel = 3072;
+
 // The reason why Hopper's kernels do not compute these experts; empty if they do.
 std::string why_not_sm90(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
   constexpr int64_t kElements = 8;  // of 16 bytes
@@ -384,14 +387,20 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
     fail(ErrorKind::kUnsupported, "{}: dtype {}, expected float32 or bfloat16 on a GPU", kName,
          name(desc.dtype));
   }
-  std::string why = why_not_sm90(desc, gpu);
   PathReport report;
-  report.path = why.empty() ? MlpPath::kSm90 : MlpPath::kCudaPlain;
-  if (why.empty() && desc.interleave != 0) why = text("interleave {} is not 0", desc.interleave);
-  const bool by_name = why.empty();
-  report.rejected.push_back(
-      {MlpPath::kSm90Fused, by_name ? "it was slower than sm90" : why, by_name});
-  if (report.path == MlpPath::kCudaPlain) report.rejected.push_back({MlpPath::kSm90, why});
+  report.path = MlpPath::kSm90Fused;
+  if (const std::string why = why_not_sm90(desc, gpu); !why.empty()) {
+    report.path = MlpPath::kCudaPlain;
+    report.rejected = {{MlpPath::kSm90Fused, why}, {MlpPath::kSm90, why}};
+  } else if (desc.interleave != 0) {
+    report.path = MlpPath::kSm90;
+    report.rejected = {{MlpPath::kSm90Fused, text("interleave {} is not 0", desc.interleave)}};
+  } else if (desc.model > kMostFusedModel) {
+    report.path = MlpPath::kSm90;
+    report.rejected = {
+        {MlpPath::kSm90Fused,
+         text("D={} is more than {}, where it was slower", desc.model, kMostFusedModel), true}};
+  }
   return report;
 }
 

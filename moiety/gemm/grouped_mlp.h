@@ -45,8 +45,8 @@ void zero_dead_rows(const Groups& groups, std::span<const TensorView> buffers, S
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
 // cannot take, whose rows begin at no multiple of 16 bytes; kSm90Fused: with the activation in the
-// products' launches (sm90/fused.h), which changes no bit and is taken only where it is required,
-// since it was slower on whole layers; kCudaPlain: for every GPU and view.
+// products' launches (sm90/fused.h), which changes no bit; where models are wide, and it was slower, it
+// is taken only where it is required; kCudaPlain: for every GPU and view.
 enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90, kSm90Fused };
 const char* name(MlpPath path);
 

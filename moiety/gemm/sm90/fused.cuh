@@ -58,22 +58,25 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   prepare_fused<kOp, L>(g, base, *table);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role < kGroups) {
-    take_registers<160>();
+    take_registers<152>();
     HandedRows<kOp, L> results(g, f.block, base, role);
     multiply_tiles<kOp, L>(base, tiles, role, results);
   } else if (role == kGroups) {
-    give_registers<40>();
+    give_registers<56>();
     const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
     if (!L::kGathers && thread >= 32) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     const TileWalk<kOp, L::kColumns> walk(g, *table);
-    int n = 0;
-    for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
-      const Tile t = walk.at(index);
+    int64_t index = blockIdx.x;
+    Tile t = walk.at(index);
+    loader.begin(t);
+    for (int n = 0;; ++n) {
       if (thread == 0) tiles[n % kTilesAhead] = t;
       __syncwarp();
       if (t.group < 0) break;
-      loader.tile(t);
+      const Tile next = walk.at(index += gridDim.x);
+      loader.tile(t, next);
+      t = next;
     }
     loader.end();
   } else {

@@ -22,11 +22,14 @@ struct FusedLayout {
   // multiplies.
   static constexpr int kWriters = 4, kBlocks = kTileRows / 16;
   static constexpr int kThreads = (kGroups + 2) * kWarpGroup;
-  // A block lies in boxes of 16 rows of 32 columns. A slot has 8 rows of 32 columns of both halves of
-  // H.
-  static constexpr int kBox = 16 * 64, kBlock = 16 * kColumns * 2;
-  static constexpr int kSlots = 4;  // of a writer
-  static constexpr int kSlot = 1024;
+  // A block lies in boxes of 16 rows of 32 columns, or of 64, which the copy engine moves with half as
+  // many requests, where the columns of a tile are neighbours in memory. A slot has 8 rows of as many
+  // columns of both halves of H.
+  static constexpr bool kWide = kOp != GemmOp::kTN;
+  static constexpr int kBoxRow = kWide ? 128 : 64;  // bytes
+  static constexpr int kBox = 16 * kBoxRow, kBlock = 16 * kColumns * 2;
+  static constexpr int kSlots = kWide ? 2 : 4;  // of a writer
+  static constexpr int kSlot = 16 * kBoxRow;
   static constexpr int kRows = kStages * kStage;
   static constexpr int kHidden = kRows + kBlocks * kBlock;
   static constexpr int kBarriers = kHidden + kWriters * kSlots * kSlot;
@@ -48,9 +51,17 @@ class FusedLoader {
         thread_(threadIdx.x - kGroups * kWarpGroup),
         copies_(__shfl_sync(~0u, thread_ / 32, 0) == 0) {}
 
-  __device__ void tile(const Tile& t) {
+  // Before the first tile.
+  __device__ void begin(const Tile& t) {
+    if constexpr (L::kGathers) ahead_ = source_of(t);
+  }
+  // `next` is the tile after it.
+  __device__ void tile(const Tile& t, const Tile& next) {
     matrix_ = matrix_place(g_, maps_.products.matrices, t.group, 0, 0);
-    if constexpr (L::kGathers) find_rows(t);
+    if constexpr (L::kGathers) {
+      find_rows(t);
+      ahead_ = source_of(next);
+    }
     for (int step = 0; step < t.steps; step += 2) {
       load<0>(t, step);
       if (step + 1 < t.steps) load<1>(t, step + 1);
@@ -111,16 +122,20 @@ class FusedLoader {
   // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows kApart apart, with
   // few instructions where it can: else who loads would be slower than who multiplies.
   static constexpr int kApart = kWarpGroup / 8, kRowsEach = kTileRows / kApart;
+  // The source of the lane's row of a tile, of the 32 that its warp copies; -1: zeros.
+  __device__ int32_t source_of(const Tile& t) const {
+    const int lane = thread_ % 32, row = thread_ / 32 * 4 + lane % 4 + lane / 4 * kApart;
+    return t.group >= 0 && row < t.live ? g_.a.source[t.begin + t.row + row] : -1;
+  }
   __device__ void find_rows(const Tile& t) {
-    const int32_t* source = g_.a.source + t.begin + t.row;
     const int64_t stride = g_.a.stride * 2;
     const char* data = static_cast<const char*>(g_.a.data) + thread_ % 8 * 16;
+    const int32_t mine = ahead_ < g_.a.sources ? ahead_ : -1;
     live_ = 0;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int row = thread_ / 8 + kApart * i;
-      const int32_t from = row < t.live ? source[row] : -1;
-      const bool live = from >= 0 && from < g_.a.sources;
+      const int32_t from = __shfl_sync(~0u, mine, 4 * i + thread_ % 32 / 8);
+      const bool live = from >= 0;
       rows_[i] = data + (live ? from : 0) * stride;
       live_ |= uint32_t{live} << i;
     }
@@ -152,6 +167,7 @@ class FusedLoader {
   int thread_;
   bool copies_;  // what the copy engine brings is asked for by this warp
   Place matrix_;
+  int32_t ahead_;  // the source of the lane's row of the next tile
   const char* rows_[kRowsEach];
   uint32_t live_;  // of those, a bit each
   bool all_live_;  // and of the other threads of the warp

@@ -37,17 +37,21 @@ class HandedRows {
         lane_(threadIdx.x % 32),
         block_{base, group * 4 + static_cast<int>(threadIdx.x) % kWarpGroup / 32} {}
 
+  static constexpr int kWaiting = 0;  // of storer.cuh
   __device__ void expect(const Tile&, int) const {}
+  template <int>
   __device__ void store(const Tile& t, int, float (&d)[kHeld]) {
     if (kOp == GemmOp::kTN && g_.epilogue.bias) add_bias(t, d);
     barrier_wait(block_.used(), phase_ ^ 1);
     phase_ ^= 1;
-    const uint32_t row = block_.rows() + lane_ % 16 * 64, turn = lane_ / 16 ^ lane_ / 2 % 4;
+    constexpr int kPieces = L::kBoxRow / 16;  // of a row
+    const uint32_t row = block_.rows() + lane_ % 16 * L::kBoxRow;
+    const uint32_t turn = lane_ / 16 ^ (L::kWide ? lane_ % 8 : lane_ / 2 % 4);
 #pragma unroll
     for (int i = 0; i < kHeld; i += 8) {
-      store_matrices(row + i / 16 * L::kBox + (i / 4 % 4 ^ turn) * 16, bf16_word(d[i], d[i + 1]),
-                     bf16_word(d[i + 2], d[i + 3]), bf16_word(d[i + 4], d[i + 5]),
-                     bf16_word(d[i + 6], d[i + 7]));
+      store_matrices(row + i / 4 / kPieces * L::kBox + (i / 4 % kPieces ^ turn) * 16,
+                     bf16_word(d[i], d[i + 1]), bf16_word(d[i + 2], d[i + 3]),
+                     bf16_word(d[i + 4], d[i + 5]), bf16_word(d[i + 6], d[i + 7]));
     }
     if (kOp == GemmOp::kTN) fence_for_engines();  // which stores them
     __syncwarp();
@@ -102,7 +106,8 @@ class FusedRows {
         base_(base),
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0) - (L::kThreads / 32 - L::kWriters)),
         lane_(threadIdx.x % 32),
-        place_(lane_ % 8 * 64 + (lane_ / 8 ^ lane_ / 2 % 4) * 16) {}
+        place_(lane_ % 8 * L::kBoxRow + (lane_ / 8 ^ (L::kWide ? lane_ % 8 : lane_ / 2 % 4)) * 16) {
+  }
 
   __device__ void tile(const Tile& t) {
     if (t.live <= 64 * (warp_ * kBlocks / 4)) return;  // nobody multiplies such rows
@@ -111,10 +116,7 @@ class FusedRows {
     const int eights = min(max((t.live - first_ + 7) / 8, 0), 2 * kBlocks);
     passes_ = eights * kPasses;
     if constexpr (!kForward) {
-      bring_closer(t);
-      if (elect_one()) {
-        for (int i = 0; i + 1 < L::kSlots; ++i) ask(t, i);
-      }
+      if (elect_one()) ask(t, 0);
     }
     float next_p = probability(t, 0);
     int pass = 0;
@@ -125,7 +127,7 @@ class FusedRows {
       if (eight < eights) {
         const float p = next_p;
         next_p = probability(t, eight + 1);
-        const uint32_t kept = block.rows() + eight % 2 * 512;
+        const uint32_t kept = block.rows() + eight % 2 * (L::kBox / 2);
         run<kForward>(t, kept, eight, pass, p);
         pass += kPasses;
       }
@@ -219,38 +221,29 @@ class FusedRows {
   }
 
   // ---- Backward.
-  __device__ void bring_closer(const Tile& t) const {
-    for (int row = lane_; row < kBlocks * 16; row += 32) {
-      const int r = first_ + row;
-      if (r >= t.live) continue;
-      const auto* h = static_cast<const bf16*>(block_.h) +
-                      (int64_t{t.begin} + t.row + r) * block_.h_stride + t.column;
-      for (int j = 0; j < kWidth && t.column + j < block_.ffn; j += 64) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j));
-        if (kPaired) asm volatile("prefetch.global.L2 [%0];" ::"l"(h + j + block_.ffn));
-      }
-    }
-  }
-  // Asks for H of a pass of the tile; one lane does.
+  // Asks for H of two passes of the tile; one lane does.
   __device__ void ask(const Tile& t, int i) const {
-    if (i >= passes_) return;
-    const int eight = i / kPasses;
-    const Place at = place(t, eight, i - eight * kPasses);
-    const uint32_t to = slot(count_ + i), barrier = come(count_ + i);
-    barrier_arrive_expecting(barrier, kPaired ? 1024 : 512);
+    constexpr int kPairs = kPasses / 2;
+    if (i >= passes_ / 2) return;
+    const int eight = i / kPairs;
+    const Place at = place(t, eight, (i - eight * kPairs) * 2);
+    const uint32_t to = slot(count_ / 2 + i), barrier = come(count_ / 2 + i);
+    barrier_arrive_expecting(barrier, kPaired ? L::kSlot : L::kSlot / 2);
     load_tile(to, maps_.h[0], barrier, at);
-    if constexpr (kPaired) load_tile(to + 512, maps_.h[1], barrier, at);
+    if constexpr (kPaired) load_tile(to + L::kSlot / 2, maps_.h[1], barrier, at);
   }
 
   __device__ void backward(const Tile& t, uint32_t kept, int eight, int before, int pass, float p,
                            float& part) {
-    const int i = count_ + before + pass;
-    const uint32_t box = kept + pass * L::kBox, hidden = slot(i);
+    const int i = (count_ + before + pass) / 2;
+    const bool second = pass % 2 == 1;
+    const uint32_t box = kept + pass / 2 * L::kBox, hidden = slot(i);
+    const uint32_t at_box = box + (place_ ^ second * 64), at_slot = hidden + (place_ ^ second * 64);
     uint32_t x[4], b[4] = {}, da[4];
-    load_matrices(da, box + place_);
+    load_matrices(da, at_box);
     barrier_wait(come(i), i / L::kSlots & 1);
-    load_matrices(x, hidden + place_);
-    if constexpr (kPaired) load_matrices(b, hidden + 512 + place_);
+    load_matrices(x, at_slot);
+    if constexpr (kPaired) load_matrices(b, at_slot + L::kSlot / 2);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const Gradient first = gradient(low(x[j]), low(b[j]), low(da[j]), p);
@@ -261,27 +254,26 @@ class FusedRows {
       b[j] = bf16_word(first.b, second.b);
       da[j] = bf16_word(first.y * p, second.y * p);
     }
-    if (elect_one()) {
-      wait_stores_read<0>();  // the slot of the pass before is free
-      ask(t, before + pass + L::kSlots - 1);
+    if (!second && elect_one()) {
+      wait_stores_read<0>();  // the slot of the passes before is free
+      ask(t, (before + pass) / 2 + 1);
     }
     __syncwarp();
-    store_matrices(hidden + place_, x[0], x[1], x[2], x[3]);
-    if constexpr (kPaired) store_matrices(hidden + 512 + place_, b[0], b[1], b[2], b[3]);
-    store_matrices(box + place_, da[0], da[1], da[2], da[3]);
+    store_matrices(at_slot, x[0], x[1], x[2], x[3]);
+    if constexpr (kPaired) store_matrices(at_slot + L::kSlot / 2, b[0], b[1], b[2], b[3]);
+    store_matrices(at_box, da[0], da[1], da[2], da[3]);
+    if (!second) return;
     fence_for_engines();
     __syncwarp();
     if (elect_one()) {
-      const Place at = place(t, eight, pass);
+      const Place at = place(t, eight, pass - 1);
       store_tile(maps_.dh[0], hidden, at);
-      if constexpr (kPaired) store_tile(maps_.dh[1], hidden + 512, at);
+      if constexpr (kPaired) store_tile(maps_.dh[1], hidden + L::kSlot / 2, at);
       if (block_.a) store_tile(maps_.a, box, at);
       commit_stores();
     }
-    if (segments_ && pass % 2 == 1) {
-      store_segment(t, eight, pass, part);
-      part = 0;
-    }
+    if (segments_) store_segment(t, eight, pass, part);
+    part = 0;
   }
   // Columns that do not exist are 0 and have changed no bit.
   __device__ void store_segment(const Tile& t, int eight, int pass, float part) const {

@@ -37,11 +37,16 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   for (int n = 0;; ++n) {
     await_stage(ring);
     const Tile t = tiles[n % kTilesAhead];
+    if constexpr (Results::kWaiting > 0) {
+      if (t.group < 0) results.leave_all();
+    }
     if (t.group < 0) return;
     const bool live = t.live > 64 * L::kHalves * group;
     if (live) results.expect(t, L::kHalves * group);
     float d[L::kHalves][L::kColumns / 2];
-    for (int step = 0; step < t.steps; ++step) {
+    int step = 0;
+    // The products of a step, and what is done beside them.
+    const auto multiply = [&](auto&& beside) {
       if (!L::kGathers && step > 0) await_stage(ring);
       if (live) {
         products_begin();
@@ -53,18 +58,32 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
         products_commit();
       }
       ring.next();
+      beside();
       if (L::kGathers && step + 1 < t.steps) await_stage(ring);  // while these products run
       if (live) products_wait<1>();
       if (step > 0) release();
+      ++step;
+    };
+    if constexpr (Results::kWaiting > 0) {
+      if (results.waits() && live && t.steps > Results::kWaiting + 1) {
+        multiply([] {});
+        multiply([&] { results.template leave<0>(); });
+        if constexpr (Results::kWaiting > 1) multiply([&] { results.template leave<1>(); });
+        results.left();
+      } else {
+        results.leave_all();
+      }
     }
+    while (step < t.steps) multiply([] {});
     products_wait<0>();
     release();
     if (!live) continue;
-#pragma unroll
-    for (int half = 0; half < L::kHalves; ++half) {
-      const int number = L::kHalves * group + half;
-      if (half > 0 && t.live > 64 * number) results.expect(t, number);
-      if (half == 0 || t.live > 64 * number) results.store(t, number, d[half]);
+    results.template store<0>(t, L::kHalves * group, d[0]);
+    if constexpr (L::kHalves > 1) {
+      const int second = L::kHalves * group + 1;
+      if (t.live <= 64 * second) continue;
+      results.expect(t, second);
+      results.template store<1>(t, second, d[1]);
     }
   }
 }

@@ -73,21 +73,23 @@ Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
 
 namespace {
 
-// Rows of one half of H or dH, or of A, in boxes of 8 rows by 32 columns.
-CUtensorMap activation_map(const void* rows, int64_t ffn, int64_t stride, int64_t first) {
+// Rows of one half of H or dH, or of A, in boxes of 8 rows.
+CUtensorMap activation_map(const void* rows, int64_t ffn, int64_t stride, int64_t first,
+                           int64_t box_bytes) {
   if (!rows) return {};
   return ragged_map(static_cast<const uint16_t*>(rows) + first, DType::kBFloat16, ffn, stride, 8,
-                    kNarrowBytes);
+                    box_bytes);
 }
 
 FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, int columns) {
   FusedMaps maps{.products = maps_of(g, columns / 2), .h = {}, .dh = {}, .a = {}, .pairs = 0};
   const bool gated = x.activation.gated();
+  const int64_t box = g.op == GemmOp::kTN ? kNarrowBytes : kBoxBytes;  // FusedLayout::kBoxRow
   for (int half = 0; half < (gated ? 2 : 1); ++half) {
-    maps.h[half] = activation_map(x.h, x.ffn, x.h_stride, half * x.ffn);
-    maps.dh[half] = activation_map(x.dh, x.ffn, x.dh_stride, half * x.ffn);
+    maps.h[half] = activation_map(x.h, x.ffn, x.h_stride, half * x.ffn, box);
+    maps.dh[half] = activation_map(x.dh, x.ffn, x.dh_stride, half * x.ffn, box);
   }
-  maps.a = activation_map(x.a, x.ffn, x.a_stride, 0);
+  maps.a = activation_map(x.a, x.ffn, x.a_stride, 0, box);
   if (g.op == GemmOp::kTN && gated) maps.pairs = static_cast<int32_t>(x.ffn);
   return maps;
 }

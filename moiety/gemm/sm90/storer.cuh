@@ -38,11 +38,12 @@ class Storer {
       old_at_ = static_cast<const float*>(matrix(t)) + first_element(t) + row(0) * e_.out_stride +
                 t.column + lane_ % 4 * 2;
 #pragma unroll
-      for (int box = 0; box < kAhead; ++box) old_[box] = read_old(box);
+      for (int box = 0; box < kAhead; ++box) read_old(box);
     }
   }
 
-  // The half of a tile that the group has multiplied.
+  // The half of a tile that the group has multiplied, the kOwn-th of its own.
+  template <int kOwn = 0>
   __device__ void store(const Tile& t, int half, float (&d)[kHeld]) {
     first_row_ = 64 * half;
     const int64_t group = g_.groups.first + t.group;
@@ -61,8 +62,45 @@ class Storer {
     if constexpr (kAhead > 0) {
       if (reads_) return store_fp32<true>(t, d, false);
     }
-    fp32 ? store_fp32<false>(t, d, add) : store_bf16(t, d);
+    fp32 ? store_fp32<false>(t, d, add) : store_bf16<kOwn>(t, d);
   }
+
+  // ---- Boxes of bf16 for which no buffer is free wait in registers, rounded, until the next tile is
+  // multiplied.
+  static constexpr int kBoxes16 = kColumns / 64;  // of a half
+  static constexpr int kWaiting =
+      L::kAlone && L::kHalves * kBoxes16 > L::kBuffers ? L::kHalves* kBoxes16 - L::kBuffers : 0;
+  __device__ bool waits() const { return waiting_ > 0; }
+  template <int kBox>
+  __device__ void leave() {
+    if (kBox >= waiting_) return;
+    const uint32_t to = buffer(kBox);
+    write_box(to, &words_[kBox * 16]);
+    fence_for_engines();
+    senders_meet();
+    const uint32_t from = buffers_ + round_ * kPiece + warp_ * kWarpRows * 128;
+    round_ = (round_ + 1) % kRounds;
+    if (!one_of_senders()) return;
+    const int column = waiting_column_ + kBox * 64;
+    if constexpr (kOp == GemmOp::kNT) {
+      if (waiting_row_ < g_.m) {
+        store_tile(maps_.out, from,
+                   matrix_place(g_, maps_.matrices, waiting_group_, column, waiting_row_));
+      }
+    } else if (waiting_group_ > 0) {
+      store_tile(maps_.out, from, ragged_place(column, waiting_row_, waiting_group_));
+    }
+    commit_stores();
+  }
+  template <int kBox = 0>
+  __device__ void leave_all() {
+    if constexpr (kBox < kWaiting) {
+      leave<kBox>();
+      leave_all<kBox + 1>();
+    }
+    waiting_ = 0;
+  }
+  __device__ void left() { waiting_ = 0; }
 
   // Waits until all that was stored has left shared memory.
   __device__ void end() const {
@@ -232,21 +270,45 @@ class Storer {
     commit_stores();
   }
 
-  __device__ void store_bf16(const Tile& t, const float (&d)[kHeld]) {
+  __device__ void write_box(uint32_t to, const uint32_t* words) const {
     const int row = 16 * warp_ + lane_ % 16;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      store_matrices(to + row * 128 + ((j + lane_ / 16) ^ row % 8) * 16, words[2 * j],
+                     words[2 * j + 1], words[2 * j + 2], words[2 * j + 3]);
+    }
+  }
+  template <int kOwn>
+  __device__ void store_bf16(const Tile& t, const float (&d)[kHeld]) {
     const int boxes = min(pieces(g_.n - t.column, 64), kColumns / 64);
 #pragma unroll
     for (int box = 0; box < kColumns / 64; ++box) {
+      constexpr int kFirst = kOwn * kBoxes16;
+      if (kWaiting > 0 && kFirst + box >= L::kBuffers) {
+        if constexpr (kWaiting > 0) {
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            words_[(kFirst + box - L::kBuffers) * 16 + i] =
+                pack(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
+          }
+        }
+        continue;
+      }
       if (box >= boxes) break;
       const uint32_t to = buffer(box);
+      uint32_t words[16];
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        const int i = (box * 8 + j) * 4;
-        store_matrices(to + row * 128 + ((j + lane_ / 16) ^ row % 8) * 16, pack(d[i], d[i + 1]),
-                       pack(d[i + 2], d[i + 3]), pack(d[i + 4], d[i + 5]),
-                       pack(d[i + 6], d[i + 7]));
-      }
+      for (int i = 0; i < 16; ++i) words[i] = pack(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
+      write_box(to, words);
       send(t, box, boxes, 64, false);
+    }
+    if constexpr (kWaiting > 0 && (kOwn + 1) * kBoxes16 > L::kBuffers) {
+      constexpr int kFirstBox = kOwn > 0 ? 0 : L::kBuffers;
+      waiting_ = boxes - kFirstBox;
+      const int first = warp_ * kWarpRows;
+      waiting_column_ = t.column + kFirstBox * 64;
+      waiting_row_ = (kOp == GemmOp::kNT ? 0 : t.begin) + t.row + first_row_ + first;
+      waiting_group_ = kOp == GemmOp::kNT ? t.group : min(rows_left(t) - first, kWarpRows);
     }
   }
   __device__ static uint32_t pack(float low, float high) {
@@ -269,8 +331,8 @@ class Storer {
           const int i = (box * 4 + j) * 4 + half * 2, piece = 2 * j + lane_ % 4 / 2;
           float2 v = {d[i], d[i + 1]};
           if constexpr (kReads) {  // as the engine adds, which keeps subnormal numbers, too
-            const float2 old = old_[box % kAhead].pair[2 * j + half];
-            v = {__fadd_rn(v.x, old.x), __fadd_rn(v.y, old.y)};
+            const uint32_t* old = &words_[box % kAhead * 16 + 4 * j + 2 * half];
+            v = {__fadd_rn(v.x, __uint_as_float(old[0])), __fadd_rn(v.y, __uint_as_float(old[1]))};
           }
           asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                            to + row(half) * 128 + (piece ^ row(half) % 8) * 16 + lane_ % 2 * 8),
@@ -279,7 +341,7 @@ class Storer {
         }
       }
       if constexpr (kReads) {
-        if (box + kAhead < kBoxes) old_[box % kAhead] = read_old(box + kAhead);
+        if (box + kAhead < kBoxes) read_old(box + kAhead);
       }
       send(t, box, boxes, 32, add);
     }
@@ -288,35 +350,37 @@ class Storer {
   // ---- Old values of fp32 that are added to.
   static constexpr int kAhead = L::kReadAhead, kBoxes = kColumns / 32;
   static constexpr int64_t kFewRows = 768;  // of a group, on average
-  struct Old {
-    float2 pair[8];  // where the thread's accumulators of a box are
-  };
-  __device__ Old read_old(int box) const {
-    Old out;
+  // To where the thread's accumulators of a box are.
+  __device__ void read_old(int box) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float2& x = out.pair[2 * j + half];
+        uint32_t* x = &words_[box % kAhead * 16 + 4 * j + 2 * half];
         const int column = box * 32 + 8 * j;
-        x = {0, 0};
+        x[0] = x[1] = 0;
         if (8 * half < old_rows_ && column < old_columns_) {
-          asm volatile("ld.global.cs.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(x.x), "=f"(x.y)
+          asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];"
+                       : "=r"(x[0]), "=r"(x[1])
                        : "l"(old_at_ + half * 8 * e_.out_stride + column)
                        : "memory");
         }
       }
     }
-    return out;
   }
   const TileGemm& g_;
   const Maps& maps_;
   const Epilogue& e_;
   uint32_t buffers_;
   int group_, warp_, lane_, first_row_ = 0, round_ = 0;
+  uint32_t words_[(kWaiting > kAhead ? kWaiting
+                   : kAhead > 0      ? kAhead
+                                     : 1) *
+                  16];  // that wait, or are added to
+  int waiting_ = 0;     // boxes
+  // The place of the first: its group and row, or its rows and the first of them.
+  int waiting_column_ = 0, waiting_row_ = 0, waiting_group_ = 0;
   bool reads_ = false;
-  Old old_[kAhead > 0 ? kAhead : 1];
   const float* old_at_ = nullptr;
   int old_rows_ = 0, old_columns_ = 0;
 };
