@@ -1,6 +1,7 @@
 #include "moiety/train/plan.h"
 
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/hf/load.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/config_check.h"
@@ -11,6 +12,7 @@ TrainingPlan TrainingPlan::of_rank(int rank_on_host) const {
   TrainingPlan out = *this;
   if (device.type == DeviceType::kCpu) return out;
   out.device.index += rank_on_host % gpus;
+  gpu::make_current(out.device.index);
   out.memory_of_rank = train::memory_of_rank(share, out.device);
   return out;
 }

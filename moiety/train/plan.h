@@ -65,8 +65,8 @@ struct TrainingPlan {
   Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
   bool dry_run = false;               // set everything up and stop before the first step
 
-  // The plan as one rank follows it, which is this one of its host: on its own GPU, with what is free
-  // there.
+  // The plan as one rank follows it, which is this one of its host: on its own GPU, which becomes that
+  // of the calling thread, with what is free there.
   TrainingPlan of_rank(int rank_on_host) const;
 };
 

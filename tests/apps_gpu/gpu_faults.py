@@ -8,7 +8,6 @@ all ways to start ranks give the same bits.
 --long: also a run of so many steps (100000 take some minutes). Standard library alone. Ends with 77, which ctest takes for skipped, where fewer than two GPUs are visible.
 """
 import argparse
-import json
 import math
 import os
 import shutil
@@ -132,7 +131,7 @@ class GpuFaults(unittest.TestCase):
         with subprocess.Popen([sys.executable, "-c", HOG, "1", str(4 << 30)], text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hog:
             self.assertEqual(hog.stdout.readline(), "taken\n")
-            code, run = train(self.arguments("full", model__d_model=2048, model__layers=4,
+            code, run = train(self.arguments("full", model__d_model=2048, model__layers=4, model__heads=16,
                                              moe__experts=32, moe__d_ffn=2048), ranks=2, own=True)
             hog.stdin.close()
         self.assertEqual(code, 8, run.tail())
@@ -166,10 +165,10 @@ class GpuFaults(unittest.TestCase):
         kept = [r for r in records(f"{self.dir}/long") if "event" not in r]
         self.assertEqual(kept[-1]["step"], LONG)
         self.assertTrue(all(math.isfinite(r["loss"]) and not r["skipped"] for r in kept))
-        memory = {json.dumps(r["mem"]) for r in kept if r["step"] > 1000}
-        self.assertLessEqual(len(memory), 1, memory)
-        print(f"long: {len(kept)} records, last loss {kept[-1]['loss']}, {len(memory)} values of mem: "
-              f"{sorted(memory)[:4]}, step {kept[-1]['step_ms']:.3f} ms", file=sys.stderr)
+        memory = {r["mem"] for r in kept if r["step"] > 1000}
+        self.assertLess(max(memory) - min(memory), 1 << 20, memory)  # the driver's: 64 KiB have been seen
+        print(f"long: {len(kept)} records, last loss {kept[-1]['loss']}, mem {memory}, "
+              f"step {kept[-1]['step_ms']:.3f} ms", file=sys.stderr)
 
     def test_sigterm_saves(self):
         run = Run(self.arguments("term", 1000000), ranks=2, own=True)

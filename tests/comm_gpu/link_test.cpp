@@ -408,6 +408,7 @@ TEST_F(CommGpu, NothingIsDoneWhereAPeerDoesNotCome) {
     GpuPlace::begin(comm);
     const int64_t n = 100000;
     Floats part(values<float>(comm.rank(), n)), whole(std::vector<float>(2 * n, 7));
+    const Floats odd(std::vector<float>(1));  // so that the sum's place is even
     Floats sum(std::vector<float>(n, 7));
     if (comm.rank() == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1500));
