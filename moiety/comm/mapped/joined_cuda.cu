@@ -12,6 +12,7 @@ constexpr int kThreads = 512;
 constexpr int kFlight = 8;
 // Blocks of all ranks of a group that wait at a time: those that share a GPU must fit on it.
 constexpr int kBlocksOfAll = 64;
+constexpr int64_t kMost = int64_t{4} << 20;
 
 struct Moves {
   uint4* to[kMostMoves];
@@ -50,6 +51,12 @@ int64_t blocks_of(const Region& region, int most, int64_t bytes) {
 }
 
 }  // namespace
+
+bool joins_copy(const CopyStep& copy) { return copies_by_kernel(copy) && copy.bytes <= kMost; }
+
+bool joins_sum(const SumStep& step, DType dtype) {
+  return sums_wide(step) && byte_size(dtype, step.elements) <= kMost;
+}
 
 void join_copies(const Region& region, const Meeting& meeting, std::span<const Step> copies,
                  bool leave, int blocks, const Stream& stream) {

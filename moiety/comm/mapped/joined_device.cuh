@@ -28,7 +28,7 @@ __device__ void join_meetings(const Region& region, const Meeting& meeting, bool
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
+    __threadfence_system();  // peers see what this block has stored there
     last = atomicAdd(&control.finished, 1u) + 1 == gridDim.x;
     __threadfence();
   }

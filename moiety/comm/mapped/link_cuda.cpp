@@ -83,7 +83,7 @@ std::span<const Step> joined_copies(std::span<const Step> steps) {
     });
   };
   while (n < std::min<size_t>(steps.size(), kMostMoves) && steps[n].kind == Step::Kind::kCopy &&
-         copies_by_kernel(steps[n].copy) && !depends(steps[n].copy)) {
+         joins_copy(steps[n].copy) && !depends(steps[n].copy)) {
     ++n;
   }
   return steps.first(n);
@@ -190,7 +190,7 @@ size_t Link::enqueue_joined(std::span<const Step> steps, const CollectiveCall& c
                             Meeting& meeting, const Stream& stream) {
   if (options_.beside_compute || steps[0].kind != Step::Kind::kMeet) return 0;
   const bool sums = steps.size() > 1 && steps[1].kind == Step::Kind::kSum;
-  if (sums && !sums_wide(steps[1].sum)) return 0;
+  if (sums && !joins_sum(steps[1].sum, call.dtype)) return 0;
   const auto copies = sums ? steps.first(0) : joined_copies(steps.subspan(1));
   size_t out = sums ? 2 : 1 + copies.size();
   if (out == 1) return 0;
