@@ -63,6 +63,20 @@ class Layer {
     stream.synchronize();
   }
 
+  // Adds half a normal number to all logits of an expert: column 0 of h is 1, that of the router is
+  // the number.
+  void skew() {
+    const Tensor ones(kHalf, {s_.tokens, 1}), numbers(kHalf, {s_.experts, 1}),
+        normal = random_tensor(DType::kFloat32, {s_.experts, 1}, 9);
+    for (int64_t t = 0; t < s_.tokens; ++t) ones.data<bf16>()[t] = bf16(1);
+    for (int64_t e = 0; e < s_.experts; ++e) {
+      numbers.data<bf16>()[e] = bf16(0.5f * normal.data<float>()[e]);
+    }
+    copy(h_.view().slice(1, 0, 1), ones, stream_);
+    copy(router_.view().slice(1, 0, 1), numbers, stream_);
+    stream_.synchronize();
+  }
+
   void step() {
     const ArenaScope all(arena_);
     MoeSaved saved;
@@ -97,7 +111,7 @@ class Layer {
                     saved, arena_, stream_);
   }
 
-  void run(const char* name, const Rates& dense, bool steady) {
+  void run(const std::string& name, const Rates& dense, bool steady) {
     step();  // finds out how much memory it takes
     stream_.synchronize();
     arena_.settle();
@@ -149,7 +163,7 @@ class Layer {
 void run(Options& options) {
   std::string device = "cpu", shape, layout, gradient = "bf16";
   int threads = core_count();
-  bool steady = false;
+  bool steady = false, skewed = false;
   std::vector<std::string> shapes = expert_shape_names();
   for (const ExpertShape& s : kCpuShapes) shapes.push_back(s.name);
   options.choice("--device", device, {"cpu", "cuda"}, "where")
@@ -157,7 +171,8 @@ void run(Options& options) {
       .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
       .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
       .number("--threads", threads, "of a CPU")
-      .flag("--steady", steady, "on a GPU: also bursts of a second");
+      .flag("--steady", steady, "on a GPU: also bursts of a second")
+      .flag("--skewed", skewed, "also with half a normal number added to the logits of an expert");
   if (!options.parse()) return;
   const bool gpu = device == "cuda";
   const DType gradients = gradient == "bf16" ? kHalf : DType::kFloat32;
@@ -171,7 +186,12 @@ void run(Options& options) {
       for (const auto& [name, wanted] : {std::pair{"moe_layer", RowLayout::kRank},
                                          std::pair{"moe_layer.copies", RowLayout::kExpert}}) {
         if (!layout.empty() && layout != moe::name(wanted)) continue;
-        Layer(s, wanted, gradients, world, stream).run(name, dense, steady);
+        for (const bool hot : {false, true}) {
+          if (hot && !skewed) continue;
+          Layer layer(s, wanted, gradients, world, stream);
+          if (hot) layer.skew();
+          layer.run(hot ? text("{}.skewed", name) : std::string(name), dense, steady);
+        }
       }
     };
     if (gpu) {

@@ -1,6 +1,7 @@
 // One object for each GPU, made at its first use and kept until the process ends.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <mutex>
 
@@ -14,5 +15,23 @@ T& per_device(int device) {
   const std::lock_guard lock(mutex);
   return kept.try_emplace(device).first->second;
 }
+
+// A number for each kernel, found when it is first asked for: the run time takes microseconds to say
+// how many blocks of one fit.
+class KernelNumbers {
+ public:
+  // `kernel`: its address.
+  template <class Find>
+  int64_t of(const void* kernel, Find&& find) {
+    const std::lock_guard lock(mutex_);
+    auto it = numbers_.find(kernel);
+    if (it == numbers_.end()) it = numbers_.emplace(kernel, find()).first;
+    return it->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, int64_t> numbers_;
+};
 
 }  // namespace moiety

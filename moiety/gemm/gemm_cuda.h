@@ -5,8 +5,8 @@
 
 namespace moiety::gemm {
 
-// Computes the product by cuBLASLt where it keeps the contract, else by our tiles. `workspace` is
-// that of GemmArgs.
+// Computes the product by cuBLASLt where it keeps the contract, else by Hopper's kernels for groups
+// (sm90/grouped_sm90.h), else by our tiles. `workspace` is that of GemmArgs.
 void gemm_cuda(const Product& product, const TensorView& workspace, const Stream& stream);
 
 // Computes the product by cuBLASLt. Returns false, with nothing launched, if cuBLASLt is not there

@@ -73,7 +73,8 @@ inline constexpr int64_t kScaledSlice = 128;  // elements of the reduction
 // the reduction.
 enum class Ragged { kNone, kRows, kReduction };
 
-// Groups `first` to `first + groups - 1` of those whose sizes lie in memory of the device.
+// Groups `first` to `first + groups - 1` of those whose sizes lie in memory of the device; without
+// `begin` one group that has all of the capacity.
 struct ProductGroups {
   const int64_t* begin = nullptr;
   const int64_t* count = nullptr;  // null if groups are tight

@@ -28,6 +28,7 @@ struct TileGemm : Product {
 
 // The rows that a group claims, counted from `all.first`. Sizes are read where they lie.
 MOIETY_HD inline quant::Claim claim(const ProductGroups& all, int64_t group) {
+  if (!all.begin) return {0, all.capacity, true};
   const int64_t e = all.first + group;
   return quant::claim(all.begin[e], all.begin[e + 1], all.count ? all.count + e : nullptr,
                       all.capacity);

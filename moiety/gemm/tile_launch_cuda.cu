@@ -1,3 +1,4 @@
+#include "moiety/base/per_device.h"
 #include "moiety/gemm/tile_launch.cuh"
 
 namespace moiety::gemm {
@@ -17,10 +18,14 @@ const TileLaunch& launch_of(const TileKernel& chosen) {
 TileStart tile_start(const TileGemm& g, const Stream& stream) {
   const int processors = gpu_properties(stream.device().index).multiprocessors;
   const TileLaunch& row = launch_of(choose_kernel(g, processors));
-  const int64_t blocks =
-      row.blocks > 0
-          ? row.blocks
-          : resident_blocks(row.kernel, row.threads, row.shared_bytes, stream) / processors;
+  int64_t blocks = row.blocks;
+  if (blocks == 0) {
+    blocks = per_device<KernelNumbers>(stream.device().index)
+                 .of(reinterpret_cast<const void*>(row.kernel), [&] {
+                   return resident_blocks(row.kernel, row.threads, row.shared_bytes, stream) /
+                          processors;
+                 });
+  }
   const int64_t held = blocks * multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, row.rows, row.columns);
   return {row.is.dtype == DType::kFloat32 ? "gemm fp32 tiles" : "gemm tiles",

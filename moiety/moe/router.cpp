@@ -426,8 +426,7 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   } else if constexpr (kCudaBuilt) {
     detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), stream);
     if (parts.pieces) {
-      detail::stack_rows_cuda(args.w_ED, parts.w, stream);
-      detail::cut_tokens_cuda(args.h_TD.size(0), parts.slices, stream);
+      detail::stack_rows_cuda(args.w_ED, parts.w, args.h_TD.size(0), parts.slices, stream);
     }
   }
   if (!parts.pieces && args.h_TD.dtype() != DType::kFloat32) {

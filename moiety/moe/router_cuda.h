@@ -14,10 +14,10 @@ void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, con
 // largest, [2E, 3E) the smallest, and all three add up to it.
 void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
                         const Stream& stream);
-// out_3ED, without gaps, := the bfloat16 rows three times.
-void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream);
-// begin := where slices of equal numbers of tokens begin, and at its end `tokens`.
-void cut_tokens_cuda(int64_t tokens, const TensorView& begin, const Stream& stream);
+// out_3ED, without gaps, := the bfloat16 rows three times; begin := where slices of equal numbers of
+// tokens begin, and at its end `tokens`.
+void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, int64_t tokens,
+                     const TensorView& begin, const Stream& stream);
 // dw := round(beta * dw + (the sums of pieces, from the smallest)), with float32 sums without gaps,
 // of slices that are added in ascending order, and beta 0 or 1.
 void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float beta,

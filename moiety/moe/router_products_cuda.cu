@@ -26,9 +26,20 @@ LaunchShape shape_for(const TensorView& x_ED, int threads) {
   return {blocks_for(x_ED.size(0) * blocks_for(x_ED.size(1), kOctet), threads), threads};
 }
 
+// Where the slices of so many tokens begin.
+struct Slices {
+  int64_t tokens, count;
+  int64_t* begin;
+};
+
 template <bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    stack_rows(const bf16* x, int64_t stride, bf16* out, int64_t rows, int64_t columns) {
+    stack_rows(const bf16* x, int64_t stride, bf16* out, int64_t rows, int64_t columns,
+               const Slices slices) {
+  const int64_t each = (slices.tokens + slices.count - 1) / slices.count;
+  for (int64_t i = threadIdx.x; blockIdx.x == 0 && i <= slices.count; i += blockDim.x) {
+    slices.begin[i] = min(i * each, slices.tokens);
+  }
   const Place at(columns);
   if (at.row >= rows) return;
   const int64_t valid = columns - at.column;
@@ -37,11 +48,6 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 3; ++i) {
     store_octet<kVector>(out + (i * rows + at.row) * columns + at.column, octet, valid);
   }
-}
-
-__global__ void cut_tokens(int64_t tokens, int64_t slices, int64_t* begin) {
-  const int64_t each = (tokens + slices - 1) / slices;
-  for (int64_t i = threadIdx.x; i <= slices; i += blockDim.x) begin[i] = min(i * each, tokens);
 }
 
 template <bool kVector, class T>
@@ -86,16 +92,12 @@ __global__ void __launch_bounds__(kAddThreads)
 
 }  // namespace
 
-void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, const Stream& stream) {
+void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, int64_t tokens,
+                     const TensorView& begin, const Stream& stream) {
   launch("router_backward: stack",
          octets_fit({&w_ED, &out_3ED}) ? stack_rows<true> : stack_rows<false>,
          shape_for(w_ED, kThreads), stream, w_ED.data<bf16>(), w_ED.stride(0), out_3ED.data<bf16>(),
-         w_ED.size(0), w_ED.size(1));
-}
-
-void cut_tokens_cuda(int64_t tokens, const TensorView& begin, const Stream& stream) {
-  launch("router_backward: cut", cut_tokens, {1, kThreads}, stream, tokens, begin.numel() - 1,
-         begin.data<int64_t>());
+         w_ED.size(0), w_ED.size(1), Slices{tokens, begin.numel() - 1, begin.data<int64_t>()});
 }
 
 void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float beta,

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "moiety/base/math.h"
+#include "moiety/base/per_device.h"
 #include "moiety/nn/barrier.cuh"
 #include "moiety/nn/element.h"
 #include "moiety/nn/loss_device.cuh"
@@ -331,7 +332,10 @@ void launch_whole(const LossParams& p, const Stream& stream) {
   }
   constexpr int64_t kShared = sizeof(State<kShape>);
   const auto kernel = loss_whole<T, kShape.blocks, kShape.warps, kShape.groups>;
-  const int64_t clusters = resident_clusters(kernel, kShape, kShared, stream.device().index);
+  const int device = stream.device().index;
+  const int64_t clusters = per_device<KernelNumbers>(device).of(
+      reinterpret_cast<const void*>(kernel),
+      [&] { return resident_clusters(kernel, kShape, kShared, device); });
   launch("cross_entropy", kernel,
          {kShape.blocks * std::min(p.rows, clusters), kShape.threads(), kShared}, stream, p);
 }

@@ -110,7 +110,7 @@ HealthCheck gpu_library_check() {
   };
   const gemm::CublasLtStatus& products = gemm::cublaslt_status();
   tell("cuBLASLt", products.available, products.text,
-       "bf16 products run on Moiety's own kernels, at half the speed", "nvidia-cublas");
+       "bf16 products run on Moiety's own kernels, which are slower", "nvidia-cublas");
   const nn::CudnnStatus& attention = nn::cudnn_status();
   tell("cuDNN", attention.available, attention.text,
        "attention runs on Moiety's own kernels, at half the speed",

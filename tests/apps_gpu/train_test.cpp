@@ -207,6 +207,32 @@ TEST_F(TrainGpu, TheGuardStopsABadRun) {
   EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
 }
 
+// The demo's model: on Hopper's paths, with weight gradients that wait and layers that are computed
+// again, its losses are the same, and those of every GPU's kernels are near.
+TEST_F(TrainGpu, PathsGiveTheDemosLosses) {
+  if (gpu_properties(0).major != 9) GTEST_SKIP() << gpu_properties(0).name << " is no Hopper";
+  const Arguments demo = kOnGpu + kBf16 + Arguments{"--model.d_model=128", "--model.layers=4",
+                                                    "--moe.experts=8",     "--moe.d_ffn=128",
+                                                    "--data.seq_len=256",  "--train.steps=200",
+                                                    "--optim.lr=0.004",    "--router.aux_coef=0.01",
+                                                    "--eval.every=0"};
+  train_at("plain", demo + Arguments{"--moe.path=cuda_plain"});
+  for (const char* path : {"sm90", "sm90_fused"}) {
+    for (const bool late : {false, true}) {
+      for (const char* recompute : {"none", "moe"}) {
+        const std::string name = text("{}-{}-{}", path, late, recompute);
+        SCOPED_TRACE(name);
+        train_at(name,
+                 demo + Arguments{text("--moe.path={}", path), text("--moe.delay_wgrad={}", late),
+                                  text("--memory.recompute={}", recompute)});
+        expect_equal(at(name), at("sm90-false-none"));
+      }
+    }
+  }
+  ASSERT_EQ(steps(at("sm90-false-none")).size(), 200u);
+  expect_losses_near(at("sm90-false-none"), at("plain"), 0.02);
+}
+
 // The experts' weight gradients wait, rows travel in a format, gradients are kept in bf16: each
 // changes what a step does, none what it gives beyond its rounding.
 TEST_F(TrainGpu, LateNarrowAndQuantizedDispatch) {

@@ -83,6 +83,15 @@ TEST(GroupedSm90, SaysWhyItTakesNoOther) {
   });
   expect(GemmOp::kNT, "out has strides of 2052 bytes, not of a multiple of 16",
          [](TileGemm& g) { g.epilogue.out_stride = 513; });
+  expect(GemmOp::kNN, "c is not at a multiple of 16 bytes", [](TileGemm& g) {
+    g.epilogue.beta.value = 1;
+    g.epilogue.old = at(4);
+    g.epilogue.old_stride = 512;
+  });
+  expect(GemmOp::kNT, "a weight gradient is added to another tensor", [](TileGemm& g) {
+    g.epilogue.beta.value = 1;
+    g.epilogue.old = at(512);
+  });
   expect(GemmOp::kNT, "b is not at a multiple of 16 bytes", [](TileGemm& g) { g.b.data = at(4); });
   expect(GemmOp::kNT, "rows of both operands are gathered", [](TileGemm& g) {
     static const int32_t source = 0;

@@ -156,19 +156,20 @@ TEST_P(GemmGpu, BetaZeroNeverReadsOld) {
 
 TEST_P(GemmGpu, ResidualOfAnotherDtype) {
   const auto& [op, dtype, out_dtype] = GetParam();
-  const Case s{40, 72, 56};
-  Problem p(op, s, dtype, out_dtype, stream);
-  p.fill(true, stream);
-  const Twin residual(
-      converted(p.c.host, out_dtype == DType::kFloat32 ? DType::kBFloat16 : DType::kFloat32),
-      stream);
-  p.base.beta = 1;
-  for (const Side side : {kHost, kOnGpu}) {
-    GemmArgs args = p.args(side);
-    args.c = side(residual);
-    gemm(args, side.gpu ? stream : Stream());
+  for (const Case& s : {Case{40, 72, 56}, Case{45, 70, 52, 1}, Case{300, 520, 136, 8}}) {
+    Problem p(op, s, dtype, out_dtype, stream);
+    p.fill(true, stream);
+    const Twin residual(
+        converted(p.c.host, out_dtype == DType::kFloat32 ? DType::kBFloat16 : DType::kFloat32),
+        stream);
+    p.base.beta = 1;
+    for (const Side side : {kHost, kOnGpu}) {
+      GemmArgs args = p.args(side);
+      args.c = side(residual).slice(1, 0, s.n);
+      gemm(args, side.gpu ? stream : Stream());
+    }
+    EXPECT_EQ(difference(p.out.download(stream), p.out.host), "") << s.m;
   }
-  EXPECT_EQ(difference(p.out.download(stream), p.out.host), "");
 }
 
 TEST_P(GemmGpu, ScalesOfOperands) {

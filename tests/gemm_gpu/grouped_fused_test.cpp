@@ -1,5 +1,6 @@
 // Experts whose activations run beside their products have the bits of those that do not, in every
 // tensor that they write, and write no row that is not alive.
+#include "moiety/base/graph.h"
 #include "tests/gemm_gpu/bounds.h"
 #include "tests/gemm_gpu/mlp_there.h"
 #include "tests/support/gpu_test.h"
@@ -83,6 +84,71 @@ TEST_F(GroupedFusedGpuParts, ManyTilesABlockGiveTheSameBitsAgain) {
   const GroupCase hot{"", {3000, 700, 9000}};
   for (int i = 0; i < 3; ++i) {
     check(hot, {.maps = i == 1, .model = 1088, .ffn = 1024});
+  }
+}
+
+TEST_F(GroupedFusedGpuParts, WidthsOfModels) {
+  const GroupCase few{"", {70, 5}, 3};
+  for (const auto& [model, ffn] : {std::pair{40, 32}, std::pair{64, 768}, std::pair{7168, 256},
+                                   std::pair{768, 2880}, std::pair{2880, 2880}}) {
+    check(few, {.maps = ffn == 256, .model = model, .ffn = ffn});
+  }
+}
+
+// All routings of a captured step are those of steps that are not, and take nothing of the host.
+TEST_F(GroupedFusedGpuParts, OneCaptureServesFiftyRoutings) {
+  constexpr int64_t kExperts = 5;
+  for (const MlpPath path : {MlpPath::kSm90, MlpPath::kSm90Fused}) {
+    MlpProblem p({"", {200, 0, 0, 100, 300}}, {.dtype = DType::kBFloat16,
+                                               .path = MlpPath::kReference,
+                                               .maps = true,
+                                               .model = 72,
+                                               .ffn = 136});
+    const There replayed(p, path, stream), eager(p, path, stream);
+    const Tensor beta(DType::kFloat32, {1});
+    const Mirror there({beta}, stream);
+    const auto step = [&](const There& x) {
+      x.forward();
+      x.backward_data();
+      x.backward_weights({.value = 0, .per_group = there(beta)});
+    };
+    step(replayed);
+    stream.synchronize();
+    const Graph graph(stream, [&] { step(replayed); });
+    for (int i = 0; i < 50; ++i) {
+      for (int64_t e = 0, row = 0; e < kExperts; ++e) {
+        int64_t rows = i < 3 ? 0 : (i * 37 + e * 91) % 121;
+        if (i == 1 && e == 1) rows = 600;   // all to one
+        if (i == 2 && e == 2) rows = 9000;  // over capacity
+        p.groups.begin()[e] = row;
+        p.groups.count()[e] = rows;
+        p.groups.begin()[e + 1] = row = std::min<int64_t>(600, row + rows);
+      }
+      p.add_maps();
+      fill_normal(p.x, uint32_t(i) + 10);
+      fill_normal(p.prob, uint32_t(i) + 11);
+      p.poison();
+      put(beta, 0, i % 2);
+      copy(there(beta), beta, stream);
+      for (const There* x : {&replayed, &eager}) {
+        for (const TensorView& t : {p.groups().begin_E1, p.groups().count_E, p.x.view(),
+                                    p.prob.view(), p.source.view(), p.row.view()}) {
+          x->upload(t);
+        }
+        for (const auto& [what, t] : p.results()) x->upload(*t);
+      }
+      stream.synchronize();
+      const gpu::Activity before = gpu::activity();
+      graph.launch(stream);
+      step(eager);
+      const gpu::Activity after = gpu::activity();
+      EXPECT_EQ(after.allocations, before.allocations);
+      EXPECT_EQ(after.waits, before.waits);
+      for (const auto& [what, t] : p.results()) {
+        if (!t->view().defined()) continue;
+        ASSERT_EQ(difference(replayed.back(*t), eager.back(*t)), "") << what << ", replay " << i;
+      }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "moiety/base/copy.h"
@@ -23,8 +24,8 @@ struct Sizes {
 // ffn below and above the sizes at which Hopper's products read copies, and one that has no
 // alignment for them.
 constexpr Sizes kSizes[] = {{"few columns", 300, 64, 40, 6, 2},
-                            {"weight gradients alone read copies", 200, 128, 640, 4, 2},
-                            {"all read copies", 150, 72, 1088, 3, 2},
+                            {"h is copied", 200, 128, 1152, 4, 2},
+                            {"all read copies", 150, 72, 2080, 3, 2},
                             {"every GPU's kernels", 130, 60, 28, 5, 3}};
 
 struct Options {
@@ -32,6 +33,7 @@ struct Options {
   int64_t capacity = -1;
   std::optional<QuantSpec> dispatch = {};
   const gemm::Recipe* recipe = nullptr;
+  std::optional<gemm::MlpPath> path = {};
 };
 
 class LayerOnGpu : public GpuTest {
@@ -55,6 +57,7 @@ class LayerOnGpu : public GpuTest {
                                         .top_k = s.top_k,
                                         .aux = AuxLoss::kSwitch,
                                         .aux_coef = 0.01f},
+                             .path = o.path,
                              .overflow = OverflowPolicy::kDrop,
                              .alignment = 8,
                              .layout = layout};
@@ -214,6 +217,19 @@ TEST_F(LayerOnGpu, QuantizedRowsReadThroughMapsGiveTheBitsOfCopies) {
     }
   }
   expect_same_bits(s, DType::kBFloat16, {.dispatch = mxfp8});
+}
+
+TEST_F(LayerOnGpu, FusedExpertsGiveTheBitsOfSeparateSteps) {
+  if (gpu_properties(0).major != 9) GTEST_SKIP() << gpu_properties(0).name << " is no Hopper";
+  for (const Sizes& s : std::span(kSizes).first(3)) {
+    for (const RowLayout layout : {RowLayout::kExpert, RowLayout::kRank}) {
+      const auto apart = steps(s, DType::kBFloat16, layout, {.path = gemm::MlpPath::kSm90}),
+                 fused = steps(s, DType::kBFloat16, layout, {.path = gemm::MlpPath::kSm90Fused});
+      for (const auto& [what, bytes] : apart) {
+        EXPECT_TRUE(fused.at(what) == bytes) << s.name << ", " << name(layout) << ": " << what;
+      }
+    }
+  }
 }
 
 TEST_F(LayerOnGpu, ACapturedStepHasTheSameBits) {

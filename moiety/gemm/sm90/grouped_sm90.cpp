@@ -62,11 +62,17 @@ std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu) 
       return text("{} gathered rows have more than 64 GiB", x->sources);
     }
   }
+  const Epilogue& e = g.epilogue;
+  const bool adds = e.beta.data || e.beta.value != 0;
   if (by_reduction) {
     if (auto why = unaligned("b", g.b.data, g.b.stride * 2)) return why;
+    if (adds && e.old != e.out) return "a weight gradient is added to another tensor";
   } else {
-    const Epilogue& e = g.epilogue;
     if (auto why = unaligned("out", e.out, byte_size(e.out_dtype, e.out_stride))) return why;
+    const int64_t old = byte_size(e.old_dtype, e.old_stride);
+    if (adds) {
+      if (auto why = unaligned("c", e.old, old)) return why;
+    }
   }
   return unaligned_matrices(g);
 }

@@ -1,6 +1,8 @@
 // The epilogue of gemm.h and grouped_gemm.h on the accumulators of a warp group: 64 rows of a tile.
 #pragma once
 
+#include <type_traits>
+
 #include "moiety/gemm/sm90/stages.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -24,6 +26,7 @@ class Storer {
   // them is faster than adding in the L2 cache, which adds 1.1 TB/s and no more: where few rows make
   // the products short.
   __device__ void expect(const Tile& t, int half) {
+    if constexpr (kOp != GemmOp::kNT && !L::kGathers) ask_for_old(t, half);
     reads_ = false;
     if constexpr (kAhead > 0) {
       reads_ = t.depth > 0 && g_.groups.capacity <= kFewRows * g_.groups.groups && g_.n % 2 == 0 &&
@@ -92,14 +95,79 @@ class Storer {
     return static_cast<const char*>(e_.out) + t.group * maps_.matrices.stride;
   }
 
+  // Brings the rows that a half of a tile is added to nearer, while it is multiplied.
+  __device__ void ask_for_old(const Tile& t, int half) const {
+    constexpr int kLine = 128;  // bytes
+    if (e_.beta.of(g_.groups.first + t.group) == 0) return;
+    const int row = 64 * half + threadIdx.x % 64;
+    if (row >= t.live) return;
+    const int item = e_.old_dtype == DType::kFloat32 ? 4 : 2;
+    const int64_t at = (int64_t{t.begin} + t.row + row) * e_.old_stride + t.column;
+    const char* from = static_cast<const char*>(e_.old) + at * item;
+    const int bytes = min(kColumns, static_cast<int>(g_.n) - t.column) * item;
+    for (int i = threadIdx.x % kWarpGroup / 64 * kLine; i < bytes; i += 2 * kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+    }
+  }
   __device__ void add_scaled(const Tile& t, float (&d)[kHeld], float beta) const {
-    const void* old = matrix(t);
-    const int64_t first = first_element(t);
+    constexpr bool kRows = kOp != GemmOp::kNT;  // else it is added in place
+    const void* old = kRows ? e_.old : matrix(t);
+    const DType dtype = kRows ? e_.old_dtype : e_.out_dtype;
+    const int64_t stride = kRows ? e_.old_stride : e_.out_stride;
+    const int64_t first = (int64_t{kRows ? t.begin : 0} + t.row + first_row_) * stride;
+    // The other kernels have no registers for it.
+    if constexpr (kOp == GemmOp::kNN && !L::kGathers) {
+      const int64_t at = first + t.column;
+      if (g_.n % 2 == 0) {
+        return dtype == DType::kFloat32
+                   ? add_pairs(t, static_cast<const float*>(old) + at, stride, d, beta)
+                   : add_pairs(t, static_cast<const uint16_t*>(old) + at, stride, d, beta);
+      }
+    }
     for_pairs(t, [&](int row, int column, bool both, int i) {
-      const float2 x = read_pair(old, e_.out_dtype, first + row * e_.out_stride + column, both);
+      const float2 x = read_pair(old, dtype, first + row * stride + column, both);
       d[i] = fmaf(beta, x.x, d[i]);
       d[i + 1] = fmaf(beta, x.y, d[i + 1]);
     });
+  }
+  // The same where pairs are whole, several of which wait for memory together. Instead of rows and
+  // columns that do not exist, the last ones are read.
+  template <class T>
+  __device__ void add_pairs(const Tile& t, const T* old, int64_t stride, float (&d)[kHeld],
+                            float beta) const {
+    constexpr int kPairs = kColumns / 8;
+    constexpr int kTogether = kColumns > 192 ? 8 : kColumns > 128 ? 12 : 16;
+    static_assert(kPairs % kTogether == 0);
+    const int last = static_cast<int>(g_.n) - t.column - 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const T* from = old + min(row(half), rows_left(t) - 1) * stride;
+#pragma unroll
+      for (int j = 0; j < kPairs; j += kTogether) {
+        std::conditional_t<sizeof(T) == 4, float2, uint32_t> x[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const T* at = from + min(8 * (j + i) + lane_ % 4 * 2, last);
+          if constexpr (sizeof(T) == 4) {
+            asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x[i].x), "=f"(x[i].y) : "l"(at));
+          } else {
+            asm volatile("ld.global.b32 %0, [%1];" : "=r"(x[i]) : "l"(at));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          float* to = &d[4 * (j + i) + 2 * half];
+          float2 v;
+          if constexpr (sizeof(T) == 4) {
+            v = x[i];
+          } else {
+            v = {__uint_as_float(x[i] << 16), __uint_as_float(x[i] & 0xFFFF0000u)};
+          }
+          to[0] = fmaf(beta, v.x, to[0]);
+          to[1] = fmaf(beta, v.y, to[1]);
+        }
+      }
+    }
   }
   __device__ void add_bias(const Tile& t, float (&d)[kHeld], int64_t group) const {
     const auto* scales = static_cast<const float*>(e_.bias_scale);
