@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -23,6 +25,25 @@ inline std::vector<double> slowest(comm::Communicator& comm, const std::vector<d
       std::memcpy(&ms, bytes.data() + 8 * i, 8);
       out[i] = std::max(out[i], ms);
     }
+  }
+  return out;
+}
+
+// "1 1530 MHz 690 W; ..." of the visible GPUs, as nvidia-smi says.
+inline std::string clocks_and_power() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string command =
+      text("nvidia-smi --query-gpu=index,clocks.sm,power.draw --format=csv,noheader{} 2>/dev/null",
+           visible ? text(" -i {}", visible) : "");
+  std::string out;
+  if (FILE* pipe = popen(command.c_str(), "r")) {
+    for (char line[256]; std::fgets(line, sizeof(line), pipe);) {
+      std::string one = line;
+      std::erase(one, ',');
+      while (!one.empty() && one.back() == '\n') one.pop_back();
+      out += (out.empty() ? "" : "; ") + one;
+    }
+    pclose(pipe);
   }
   return out;
 }

@@ -21,11 +21,14 @@ Device gpu_of(const Communicator& comm) {
   return {DeviceType::kCuda, comm.rank() % gpu_status().count};
 }
 
+constexpr int64_t kLarge = int64_t{8} << 20;  // from here on clocks matter
+
 struct Settings {
-  std::vector<int64_t> bytes{512, 16 << 10, 1 << 20, 8 << 20, 32 << 20, 64 << 20};
+  std::vector<int64_t> bytes{512, 16 << 10, 1 << 20, 8 << 20, 32 << 20, 64 << 20, 256 << 20};
   int64_t kib = 0;
   int ranks = 2;
   int repeat = 21;
+  int blocks = 12;
   bool eager = false, staged = false, beside = false, nccl = false;
 };
 
@@ -127,7 +130,7 @@ std::vector<double> times_of(Communicator& comm, Rank& rank, const Operation& op
 }
 
 void measure(Communicator& comm, const Settings& settings) {
-  comm.prepare(gpu_of(comm), {.beside_compute = settings.beside});
+  comm.prepare(gpu_of(comm), {.sum_blocks = settings.blocks, .beside_compute = settings.beside});
   for (const int64_t bytes : settings.bytes) {
     Rank rank(comm, bytes, settings);
     double copies = 0;
@@ -151,6 +154,7 @@ void measure(Communicator& comm, const Settings& settings) {
         row.against = "copies";
         row.ratio = copies / time.ms;
       }
+      if (bytes >= kLarge) row.more = text(R"("gpus": "{}")", bench::clocks_and_power());
       bench::print(row);
     }
     rank.close();
@@ -165,6 +169,7 @@ void run(bench::Options& options) {
       .number("--ranks", settings.ranks, "threads", 2)
       .number("--kib", settings.kib, "of a rank's part; without it a table of sizes")
       .number("--repeat", settings.repeat, "rounds")
+      .number("--blocks", settings.blocks, "comm.sum_sms")
       .flag("--eager", settings.eager, "operations one by one, not in a graph")
       .flag("--staged", settings.staged, "operands outside of symmetric memory")
       .flag("--beside", settings.beside, "sums by copies and short blocks")

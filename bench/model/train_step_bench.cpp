@@ -3,8 +3,6 @@
 // times its parts. Ranks on GPUs are threads with a GPU each, and as many tokens each as one rank
 // has; before them each GPU runs the same model by itself, all at once, and the slowest of these is
 // what the rate of a GPU is compared with.
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <string>
 #include <thread>
@@ -50,25 +48,6 @@ std::map<std::string, double> measure_groups(Rank& rank) {
   return groups;
 }
 
-// "1 1530 MHz 690 W; ..." of the visible GPUs, as nvidia-smi says.
-std::string clocks_and_power() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string command =
-      text("nvidia-smi --query-gpu=index,clocks.sm,power.draw --format=csv,noheader{} 2>/dev/null",
-           visible ? text(" -i {}", visible) : "");
-  std::string out;
-  if (FILE* pipe = popen(command.c_str(), "r")) {
-    for (char line[256]; std::fgets(line, sizeof(line), pipe);) {
-      std::string one = line;
-      std::erase(one, ',');
-      while (!one.empty() && one.back() == '\n') one.pop_back();
-      out += (out.empty() ? "" : "; ") + one;
-    }
-    pclose(pipe);
-  }
-  return out;
-}
-
 // Runs a setting. Throws if the model does not learn its batches.
 Result measure(const Settings& settings, comm::Communicator& world) {
   const bool gpu = settings.device.type == DeviceType::kCuda;
@@ -93,7 +72,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
       const double all = bench::milliseconds([&] {
         for (int i = 0; i < settings.steps; ++i) step();
         if (round == settings.rounds / 2 && settings.device.index == 0) {
-          result.gpus = clocks_and_power();
+          result.gpus = bench::clocks_and_power();
         }
         Event end;
         end.record(rank.stream());

@@ -17,6 +17,9 @@ namespace moiety::gpu {
 GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
+// Makes it the GPU to which this thread comes back from calls for others, 0 without this: to come
+// back to a GPU makes a context there.
+void make_current(int device);
 
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much
 // is free.

@@ -1,6 +1,7 @@
 #include "moiety/train/plan.h"
 
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/hf/load.h"
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/config_check.h"
@@ -9,7 +10,10 @@ namespace moiety::train {
 
 TrainingPlan TrainingPlan::of_rank(int rank_on_host) const {
   TrainingPlan out = *this;
-  if (device.type == DeviceType::kCuda) out.device.index += rank_on_host % gpus;
+  if (device.type == DeviceType::kCpu) return out;
+  out.device.index += rank_on_host % gpus;
+  gpu::make_current(out.device.index);
+  out.memory_of_rank = train::memory_of_rank(share, out.device);
   return out;
 }
 
@@ -25,7 +29,9 @@ TrainingPlan make_plan(const TrainConfig& config, Device device, RankShare share
   check_path(config, device);
   plan.steps = total_steps(config);
   plan.device = device;
-  plan.memory_of_rank = memory_of_rank(share, device);
+  plan.share = share;
+  // The rank on a GPU asks it: who asks has a context there, which takes memory.
+  if (device.type == DeviceType::kCpu) plan.memory_of_rank = memory_of_rank(share, device);
   if (const std::string& from = config.run.init_from; !from.empty()) {
     try {
       if (hf::is_folder(from)) {

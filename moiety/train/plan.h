@@ -40,7 +40,8 @@ struct TrainingPlan {
   int64_t steps = 0;           // steps of the whole run
   Device device;               // device of the ranks; with several GPUs, of the first
   int gpus = 1;                // GPUs that the ranks of this host take in turn
-  int64_t memory_of_rank = 0;  // bytes that one may take
+  RankShare share;             // of a rank in the machine
+  int64_t memory_of_rank = 0;  // bytes that one may take; on GPUs of_rank knows
 
   std::shared_ptr<const data::SampleSource> train;
   std::shared_ptr<const data::SampleSource> valid;  // null if there is none
@@ -64,12 +65,13 @@ struct TrainingPlan {
   Watchdog* watchdog = nullptr;       // the watchdog of train(); null for none
   bool dry_run = false;               // set everything up and stop before the first step
 
-  // The plan as one rank follows it, which is this one of its host: on its own GPU.
+  // The plan as one rank follows it, which is this one of its host: on its own GPU, which becomes that
+  // of the calling thread, with what is free there.
   TrainingPlan of_rank(int rank_on_host) const;
 };
 
 // Checks the configuration, and the folder of run.init_from against it, and fills in grid, steps,
-// device, memory and init_from. Before CUDA starts the process of several ranks on GPUs has called
+// device, a CPU's memory and init_from. Before CUDA starts the process of several ranks on GPUs has called
 // comm::prepare_gpu_environment if there are several. Throws UsageError, CheckpointError.
 TrainingPlan make_plan(const TrainConfig& config, Device device = {}, RankShare share = {});
 

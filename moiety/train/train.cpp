@@ -15,9 +15,9 @@ RunEnd train(const TrainingPlan& plan, comm::Communicator& world) {
       throw IoError("{}: cannot create the directory: {}", plan.config.run.dir, error.message());
     }
   }
-  world.barrier();
-  Heartbeat heartbeat(plan.watchdog, world.rank());
   const TrainingPlan mine = plan.of_rank(world.rank());
+  world.barrier();  // the directory is there, and all know what is free
+  Heartbeat heartbeat(plan.watchdog, world.rank());
   check_memory(mine.config, mine.grid, mine.memory_of_rank, mine.device);
   return Trainer(mine, world, heartbeat).run();
 }

@@ -367,6 +367,12 @@ std::vector<std::string> errors_of(int ranks, double deadline,
   return out;
 }
 
+// What is there now, whatever the communicator says.
+std::vector<float> content(const Floats& x) {
+  const Tensor here = to_host(x.view(), RankMemory::mine()->stream);
+  return {here.data<float>(), here.data<float>() + here.view().numel()};
+}
+
 TEST_F(CommGpu, ALatePeerIsNamed) {
   const auto errors = errors_of(3, 1, [](Communicator& comm, const Stream& stream) {
     GpuPlace::begin(comm);
@@ -384,7 +390,7 @@ TEST_F(CommGpu, ALatePeerIsNamed) {
       end.record(stream);
       comm.wait(end);
     });
-    EXPECT_EQ(x.get(), before) << "of an operation that a peer did not come to";
+    EXPECT_EQ(content(x), before) << "of an operation that a peer did not come to";
     fail(ErrorKind::kComm, "{}", late);
   });
   for (int r = 0; r < 3; ++r) {
@@ -394,6 +400,35 @@ TEST_F(CommGpu, ALatePeerIsNamed) {
     EXPECT_NE(errors[r].find(" waited 1.0 s for rank 0 (its word is at 1 of 2)"), std::string::npos)
         << errors[r];
   }
+}
+
+// Copies and sums that are one kernel with their meetings leave outputs alone.
+TEST_F(CommGpu, NothingIsDoneWhereAPeerDoesNotCome) {
+  const auto errors = errors_of(2, 1, [](Communicator& comm, const Stream& stream) {
+    GpuPlace::begin(comm);
+    const int64_t n = 100000;
+    Floats part(values<float>(comm.rank(), n)), whole(std::vector<float>(2 * n, 7));
+    const Floats odd(std::vector<float>(1));  // so that the sum's place is even
+    Floats sum(std::vector<float>(n, 7));
+    if (comm.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    comm.all_gather(part.view(), whole.view(), stream).wait();
+    comm.reduce_scatter(whole.view(), sum.view(), ReduceOp::kSum, stream).wait();
+    Event end;
+    end.record(stream);
+    const std::string late = error_of([&] { comm.wait(end); });
+    const std::vector<float> gathered = content(whole), summed = content(sum);
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(gathered[i], 7);
+      ASSERT_EQ(summed[i], 7);
+    }
+    fail(ErrorKind::kComm, "{}", late);
+  });
+  EXPECT_NE(errors[1].find("comm \"world\", all_gather 1 (float32, 400000 B): rank 1 waited 1.0 s"),
+            std::string::npos)
+      << errors[1];
 }
 
 TEST_F(CommGpu, AnotherOperationIsNamed) {

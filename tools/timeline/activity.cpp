@@ -1,9 +1,11 @@
 // Writes every kernel and copy of a CUDA program, captured ones too, as lines for timeline.py:
-// K or C, begin and end in ns, GPU, stream, blocks or bytes, name. A library that CUDA loads into the
+// K or C, begin and end in ns, GPU, stream, blocks or bytes, name; and every call of CUDA by the host
+// that does not only look: A, begin and end, 0, thread, 0, name. A library that CUDA loads into the
 // program; timeline.py builds and uses it.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <cupti.h>
 #include <mutex>
 
@@ -19,6 +21,14 @@ void write_line(char kind, uint64_t begin, uint64_t end, uint32_t gpu, uint32_t 
                stream, static_cast<unsigned long long>(size), name);
 }
 
+void write_call(const CUpti_ActivityAPI& call) {
+  const char* name = nullptr;
+  const auto domain = call.kind == CUPTI_ACTIVITY_KIND_DRIVER ? CUPTI_CB_DOMAIN_DRIVER_API
+                                                              : CUPTI_CB_DOMAIN_RUNTIME_API;
+  if (cuptiGetCallbackName(domain, call.cbid, &name) != CUPTI_SUCCESS) return;
+  if (!std::strstr(name, "Query")) write_line('A', call.start, call.end, 0, call.threadId, 0, name);
+}
+
 void write_record(const CUpti_Activity* record) {
   switch (record->kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
@@ -26,6 +36,9 @@ void write_record(const CUpti_Activity* record) {
       return write_line('K', k->start, k->end, k->deviceId, k->streamId, uint64_t(k->gridX),
                         k->name);
     }
+    case CUPTI_ACTIVITY_KIND_DRIVER:
+    case CUPTI_ACTIVITY_KIND_RUNTIME:
+      return write_call(*reinterpret_cast<const CUpti_ActivityAPI*>(record));
     case CUPTI_ACTIVITY_KIND_MEMCPY: {
       const auto* c = reinterpret_cast<const CUpti_ActivityMemcpy5*>(record);
       return write_line('C', c->start, c->end, c->deviceId, c->streamId, c->bytes, "copy");
@@ -69,7 +82,8 @@ extern "C" int InitializeInjection() {
   cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
   for (const CUpti_ActivityKind kind :
        {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
-        CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET}) {
+        CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_DRIVER,
+        CUPTI_ACTIVITY_KIND_RUNTIME}) {
     cuptiActivityEnable(kind);
   }
   std::atexit(finish);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the GPUs do in a step: times by kernel, and a picture of what runs beside what.
+"""What the GPUs do in a step: times by kernel, a picture of what runs beside what, and the calls of
+CUDA that the host made meanwhile.
 
     timeline.py [--step NAME] [--svg FILE] [--keep FILE] -- PROGRAM ARGUMENTS...
     timeline.py [--step NAME] [--svg FILE] --read FILE
@@ -88,6 +89,17 @@ def table(gpu, begin, end, events):
         print(f"{ns * 1e-6:9.3f} ms {count:6} x {ns / count * 1e-3:9.1f} us {moved}  {name}")
 
 
+def host_calls(calls, events, mark):
+    """The host's calls, but for those that only look, while the last steps ran."""
+    ends = sorted(e.end for e in events if mark in e.name)
+    begin, end = ends[len(ends) // 2], ends[-3]
+    counts = collections.Counter(re.sub("_v[0-9]+(_ptsz)?$", "", c.name) for c in calls
+                                 if begin <= c.begin < end)
+    steps = sum(begin < e <= end for e in ends)
+    print(f"calls of the host in {steps} steps of all GPUs together: "
+          + ", ".join(f"{name} {count}" for name, count in counts.most_common()))
+
+
 def bars(events, begin, gap):
     """Intervals of the events, joined over gaps of less than `gap` ns."""
     out = []
@@ -135,12 +147,15 @@ def main():
         path = a.read or a.keep or f"{folder}/records"
         if not a.read:
             record(a.command or parser.error("a program, or --read"), path)
-        events = read(path)
+        found = read(path)
+    calls = [e for e in found if e.kind == "A"]
+    events = [e for e in found if e.kind != "A"]
     for i, gpu in enumerate(sorted({e.gpu for e in events})):
         begin, end, step = step_of([e for e in events if e.gpu == gpu], a.step)
         table(gpu, begin, end, step)
         if i == 0 and a.svg:
             picture(begin, end, step, a.svg)
+    host_calls(calls, events, a.step)
 
 
 if __name__ == "__main__":

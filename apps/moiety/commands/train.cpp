@@ -142,7 +142,7 @@ class LeadingPart {
     if (!plan.dry_run) return;
     say("memory of a rank:");
     const train::MemoryEstimate memory = train::estimate_memory(c, plan.grid, plan.device);
-    for (const std::string& line : train::memory_lines(memory, plan.memory_of_rank)) {
+    for (const std::string& line : train::memory_lines(memory, plan.of_rank(0).memory_of_rank)) {
       say("  " + line);
     }
   }
@@ -175,15 +175,17 @@ void as_one(const TrainingPlan* plan, comm::Communicator& world, Body&& body) {
 int run_rank(const TrainingPlan& plan, const Options& options, comm::Communicator& world) {
   RunEnd end = RunEnd::kDone;
   train::Heartbeat heartbeat(plan.watchdog, world.rank());
-  int place = 0;  // among the ranks of this host
-  as_one(nullptr, world, [&] { place = comm::rank_on_host(world.bootstrap()); });
-  const TrainingPlan mine = plan.of_rank(place);
+  TrainingPlan mine;
+  as_one(nullptr, world, [&] {
+    mine = plan.of_rank(comm::rank_on_host(world.bootstrap()));
+    world.bootstrap().all_gather("");  // all know what is free when the first one takes it
+  });
   if (mine.device.type == DeviceType::kCuda && !options.run.share_gpus) {
     as_one(nullptr, world, [&] { comm::check_own_gpus(world.bootstrap(), mine.device); });
   }
   std::unique_ptr<train::Trainer> trainer;  // destroyed when the peers know of a failure
   try {
-    as_one(&plan, world, [&] {
+    as_one(&mine, world, [&] {
       train::check_memory(mine.config, mine.grid, mine.memory_of_rank, mine.device);
       trainer = std::make_unique<train::Trainer>(mine, world, heartbeat);
       end = trainer->run();

@@ -70,6 +70,8 @@ int64_t free_memory(int device) {
   return int64_t(free);
 }
 
+void make_current(int device) { MOIETY_CUDA_CHECK(cudaSetDevice(device)); }
+
 Activity activity() { return t_activity; }
 
 void* allocate(int device, int64_t bytes, const char* what) {

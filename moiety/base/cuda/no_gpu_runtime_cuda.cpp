@@ -10,6 +10,8 @@ GpuStatus find_gpus() {
 GpuProperties find_properties(int) { fail_without_cuda("gpu_properties"); }
 int64_t free_memory(int) { fail_without_cuda("gpu_free_memory"); }
 
+void make_current(int) { fail_without_cuda("make_current"); }
+
 Activity activity() { return {}; }
 
 void* allocate(int, int64_t, const char* what) { fail_without_cuda(what); }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "moiety/base/stream.h"
 #include "moiety/comm/mapped/call_word.h"
@@ -44,6 +45,19 @@ void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream
 // faster than a copy engine, which takes some microseconds to begin.
 bool copies_by_kernel(const CopyStep& copy);
 void copy_by_kernel(const CopyStep& copy, const Stream& stream);
+// Whether all operands lie at multiples of 16 bytes.
+bool sums_wide(const SumStep& step);
+// The same between two meetings, as one kernel of at most `blocks` blocks: it meets the peers, copies
+// (steps of joins_copy, at most kMostMoves, none of what another one has written) or sums (a step of
+// joins_sum), and with `leave` meets them again. It is for what is so short that kernels' beginnings
+// count: more blocks, or copy engines, carry more.
+bool joins_copy(const CopyStep& copy);
+bool joins_sum(const SumStep& step, DType dtype);
+inline constexpr int kMostMoves = kMaxRanks;
+void join_copies(const Region& region, const Meeting& meeting, std::span<const Step> copies,
+                 bool leave, int blocks, const Stream& stream);
+void join_sum(const Region& region, const Meeting& meeting, const SumStep& step, DType dtype,
+              ReduceOp op, bool leave, int blocks, const Stream& stream);
 // A kernel of one block: pushes, meets, sums or copies.
 void exchange_small(const Region& region, const Meeting& meeting, const SmallStep& step,
                     DType dtype, ReduceOp op, const Stream& stream);

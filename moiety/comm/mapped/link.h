@@ -42,6 +42,10 @@ class Link final : public GpuLink {
   Meeting meeting_of(const CollectiveCall& call, int64_t place) const;
   void enqueue(const Step& step, const CollectiveCall& call, Meeting& meeting,
                const Stream& stream);
+  // A meeting, what it makes safe, and the next meeting, as one kernel. How many of the first steps
+  // these are; 0: they are something else.
+  size_t enqueue_joined(std::span<const Step> steps, const CollectiveCall& call, Meeting& meeting,
+                        const Stream& stream);
   void enqueue_sum(const SumStep& step, const CollectiveCall& call, const Stream& stream);
   // Makes the stream wait for the sums beside it.
   void join_sums(const Stream& stream);

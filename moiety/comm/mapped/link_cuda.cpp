@@ -54,6 +54,22 @@ void warn_of_lazy_loading(const Communicator& comm) {
   }
 }
 
+// The copies at the beginning of these steps that one kernel makes, in any order.
+std::span<const Step> joined_copies(std::span<const Step> steps) {
+  size_t n = 0;
+  const auto depends = [&](const CopyStep& copy) {
+    return std::any_of(steps.begin(), steps.begin() + n, [&](const Step& before) {
+      return copy.from < before.copy.to + before.copy.bytes &&
+             before.copy.to < copy.from + copy.bytes;
+    });
+  };
+  while (n < std::min<size_t>(steps.size(), kMostMoves) && steps[n].kind == Step::Kind::kCopy &&
+         joins_copy(steps[n].copy) && !depends(steps[n].copy)) {
+    ++n;
+  }
+  return steps.first(n);
+}
+
 }  // namespace
 
 Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
@@ -158,6 +174,27 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
   meeting.first = 0;
 }
 
+size_t Link::enqueue_joined(std::span<const Step> steps, const CollectiveCall& call,
+                            Meeting& meeting, const Stream& stream) {
+  if (options_.beside_compute || steps[0].kind != Step::Kind::kMeet) return 0;
+  const bool sums = steps.size() > 1 && steps[1].kind == Step::Kind::kSum;
+  if (sums && !joins_sum(steps[1].sum, call.dtype)) return 0;
+  const auto copies = sums ? steps.first(0) : joined_copies(steps.subspan(1));
+  size_t out = sums ? 2 : 1 + copies.size();
+  if (out == 1) return 0;
+  const bool leave = out < steps.size() && steps[out].kind == Step::Kind::kMeet &&
+                     steps[out].peers == steps[0].peers;
+  meeting.peers = steps[0].peers;
+  if (sums) {
+    join_sum(region_, meeting, steps[1].sum, call.dtype, call.op, leave, options_.sum_blocks,
+             stream);
+  } else {
+    join_copies(region_, meeting, copies, leave, options_.sum_blocks, stream);
+  }
+  meeting.first = 0;
+  return out + (leave ? 1 : 0);
+}
+
 void Link::enqueue_sum(const SumStep& step, const CollectiveCall& call, const Stream& stream) {
   if (!options_.beside_compute) return sum(step, call.dtype, call.op, options_.sum_blocks, stream);
   if (!step.beside) return sum(step, call.dtype, call.op, 0, stream);
@@ -186,7 +223,12 @@ void Link::issue(const CollectiveCall& call, const Stream& stream) {
                         .memory = parts_,
                         .places = region_.places,
                         .direct = direct ? &*direct : nullptr};
-  for (const Step& step : plan(call, input)) enqueue(step, call, meeting, stream);
+  const std::vector<Step> steps = plan(call, input);
+  for (std::span<const Step> left = steps; !left.empty();) {
+    const size_t joined = enqueue_joined(left, call, meeting, stream);
+    if (joined == 0) enqueue(left[0], call, meeting, stream);
+    left = left.subspan(std::max<size_t>(joined, 1));
+  }
   join_sums(stream);
   (capture_ ? last_captured_ : last_).record(stream);
   keep_close(stream);

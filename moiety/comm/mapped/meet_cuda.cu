@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kWarp)
   for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
     if (!(meeting.peers >> peer & 1)) continue;
     const uint64_t count = ++region.control->counts[peer];
-    wait_for(region, call_with(meeting, peer), peer, count);
+    wait_for(region, call_with(meeting, peer), peer, count, region.control->operation);
   }
   __syncwarp();
   if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;

@@ -36,4 +36,15 @@ void for_reduction(DType dtype, ReduceOp op, F&& f) {
   }
 }
 
+// The same for each of them.
+template <class F>
+void for_all_reductions(F&& f) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                            DType::kInt64, DType::kInt32, DType::kUInt8}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      for_reduction(dtype, op, f);
+    }
+  }
+}
+
 }  // namespace moiety::comm::mapped

@@ -4,8 +4,9 @@
 
 namespace moiety::comm::mapped {
 
-void load_meet_kernels();  // meet_cuda.cu
-void load_sum_kernels();   // sum_cuda.cu
+void load_joined_kernels();  // joined_cuda.cu
+void load_meet_kernels();    // meet_cuda.cu
+void load_sum_kernels();     // sum_cuda.cu
 
 namespace {
 
@@ -61,7 +62,7 @@ __device__ void exchange(const Region& region, const Meeting& meeting,
   if (peer < region.ranks && (meeting.peers >> peer & 1)) {
     const PairCall call = call_with(meeting, peer);
     post(region, call, peer, counts[peer]);
-    met = wait_for(region, call, peer, counts[peer]);
+    met = wait_for(region, call, peer, counts[peer], region.control->operation);
     region.control->counts[peer] = counts[peer];
   }
   met = __syncthreads_and(met);
@@ -130,16 +131,12 @@ void load_kernels(int device) {
   const CudaDeviceGuard guard(device);
   load_meet_kernels();
   load_sum_kernels();
+  load_joined_kernels();
   cudaFuncAttributes unused{};
   MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, small_copy_kernel));
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                            DType::kInt64, DType::kInt32, DType::kUInt8}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-      for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
-        MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, small_sum_kernel<T, o>));
-      });
-    }
-  }
+  for_all_reductions([&]<class T, ReduceOp o>() {
+    MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, small_sum_kernel<T, o>));
+  });
 }
 
 }  // namespace moiety::comm::mapped

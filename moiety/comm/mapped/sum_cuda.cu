@@ -10,25 +10,10 @@ namespace {
 
 constexpr int kThreads = 512;
 
-struct Sources {
-  const std::byte* at[kMaxRanks];
-  int count;
-};
-
 template <class T, ReduceOp op, int N>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(T* to, const __grid_constant__ Sources sources, int64_t n) {
-  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  const auto at = [&](int r) { return reinterpret_cast<const T*>(sources.at[r]); };
-  sum_packs<T, op, N>(to, at, sources.count, n / N, first, step);
-  if constexpr (N > 1) {  // the elements behind the last pack
-    const int64_t tail = n / N * N + first;
-    if (tail < n) {
-      sum_packs<T, op, 1>(
-          to + tail, [&](int r) { return at(r) + tail; }, sources.count, 1, 0, 1);
-    }
-  }
+  sum_elements<T, op, N>(to, sources, n);
 }
 
 template <class T, ReduceOp op, int N>
@@ -63,15 +48,16 @@ void copy_by_kernel(const CopyStep& copy, const Stream& stream) {
          reinterpret_cast<uint4*>(copy.to), reinterpret_cast<const uint4*>(copy.from), n);
 }
 
+bool sums_wide(const SumStep& step) {
+  auto bits = reinterpret_cast<uintptr_t>(step.to);
+  for (const std::byte* source : step.sources) bits |= reinterpret_cast<uintptr_t>(source);
+  return bits % 16 == 0;
+}
+
 void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream& stream) {
-  Sources sources{.at = {}, .count = static_cast<int>(step.sources.size())};
-  uintptr_t bits = reinterpret_cast<uintptr_t>(step.to);
-  for (size_t r = 0; r < step.sources.size(); ++r) {
-    sources.at[r] = step.sources[r];
-    bits |= reinterpret_cast<uintptr_t>(step.sources[r]);
-  }
+  const Sources sources = sources_of(step);
   for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
-    if (bits % 16 == 0) {
+    if (sums_wide(step)) {
       launch_sum<T, o, kWide<T>>(step, sources, blocks, stream);
     } else {
       launch_sum<T, o, 1>(step, sources, blocks, stream);
@@ -82,15 +68,10 @@ void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream
 void load_sum_kernels() {
   cudaFuncAttributes unused{};
   MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, copy_kernel));
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                            DType::kInt64, DType::kInt32, DType::kUInt8}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-      for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
-        MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, kWide<T>>));
-        MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, 1>));
-      });
-    }
-  }
+  for_all_reductions([&]<class T, ReduceOp o>() {
+    MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, kWide<T>>));
+    MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o, 1>));
+  });
 }
 
 }  // namespace moiety::comm::mapped

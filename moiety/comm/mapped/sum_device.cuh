@@ -1,6 +1,9 @@
 // A sum over sources that threads share out, in packs of elements that are loaded at once.
 #pragma once
 
+#include <algorithm>
+
+#include "moiety/comm/mapped/plan.h"
 #include "moiety/comm/mapped/reduce_device.cuh"
 
 namespace moiety::comm::mapped {
@@ -55,6 +58,33 @@ __device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t firs
 #pragma unroll
       for (int e = 0; e < N; ++e) out.x[e] = static_cast<T>(total[f][e]);
       reinterpret_cast<P*>(to)[i + f * step] = out;
+    }
+  }
+}
+
+// Of a SumStep, for a kernel.
+struct Sources {
+  const std::byte* at[kMaxRanks];
+  int count;
+};
+inline Sources sources_of(const SumStep& step) {
+  Sources out{.at = {}, .count = static_cast<int>(step.sources.size())};
+  std::copy(step.sources.begin(), step.sources.end(), out.at);
+  return out;
+}
+
+// Sums n elements of all sources with all threads of the grid, N in a pack.
+template <class T, ReduceOp op, int N>
+__device__ void sum_elements(T* to, const Sources& sources, int64_t n) {
+  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  const auto at = [&](int r) { return reinterpret_cast<const T*>(sources.at[r]); };
+  sum_packs<T, op, N>(to, at, sources.count, n / N, first, step);
+  if constexpr (N > 1) {  // the elements behind the last pack
+    const int64_t tail = n / N * N + first;
+    if (tail < n) {
+      sum_packs<T, op, 1>(
+          to + tail, [&](int r) { return at(r) + tail; }, sources.count, 1, 0, 1);
     }
   }
 }

@@ -77,9 +77,10 @@ __device__ inline void post(const Region& region, const PairCall& call, int peer
   store_release(&at->word, make_word(count, signature(call)));
 }
 
-// Waits until the peer has left its word for meeting `count`. False if it never will.
+// Waits until the peer has left its word for meeting `count`, of this operation. False if it never
+// will.
 __device__ inline bool wait_for(const Region& region, const PairCall& call, int peer,
-                                uint64_t count) {
+                                uint64_t count, uint64_t operation) {
   if (poisoned(region)) return false;
   Post* at = part_of<Post>(region, region.rank, post_at(region.places, peer, count));
   const uint64_t start = nanoseconds();
@@ -87,7 +88,7 @@ __device__ inline bool wait_for(const Region& region, const PairCall& call, int 
   Fault fault{.kind = FaultKind::kNone,
               .rank = region.rank,
               .peer = peer,
-              .operation = region.control->operation,
+              .operation = operation,
               .count = count,
               .mine = call};
   for (uint32_t polls = 1;; ++polls) {

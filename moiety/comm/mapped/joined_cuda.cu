@@ -1,0 +1,92 @@
+#include <algorithm>
+
+#include "moiety/base/launch.cuh"
+#include "moiety/comm/mapped/joined_device.cuh"
+#include "moiety/comm/mapped/sum_device.cuh"
+#include "moiety/comm/packs.cuh"
+
+namespace moiety::comm::mapped {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kFlight = 8;
+// Blocks of all ranks of a group that wait at a time: those that share a GPU must fit on it.
+constexpr int kBlocksOfAll = 64;
+constexpr int64_t kMost = int64_t{4} << 20;
+
+struct Moves {
+  uint4* to[kMostMoves];
+  const uint4* from[kMostMoves];
+  int64_t packs[kMostMoves];
+  int count;
+};
+static_assert(sizeof(Region) + sizeof(Meeting) + sizeof(Moves) < 4096);
+
+__global__ void __launch_bounds__(kThreads)
+    copies_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting,
+                  const __grid_constant__ Moves moves, bool leave) {
+  join_meetings(region, meeting, leave, [&] {
+    constexpr int kTile = kThreads * kFlight;
+    for (int m = 0; m < moves.count; ++m) {
+      for (int64_t tile = int64_t{blockIdx.x} * kTile; tile < moves.packs[m];
+           tile += int64_t{gridDim.x} * kTile) {
+        carry_packs<kThreads, kFlight>(
+            tile + threadIdx.x, moves.packs[m], [&](int64_t i) { return moves.from[m][i]; },
+            [&](int64_t i, const uint4& x) { moves.to[m][i] = x; });
+      }
+    }
+  });
+}
+
+template <class T, ReduceOp op>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting,
+               const __grid_constant__ Sources sources, T* to, int64_t n, bool leave) {
+  join_meetings(region, meeting, leave, [&] { sum_elements<T, op, kWide<T>>(to, sources, n); });
+}
+
+int64_t blocks_of(const Region& region, int most, int64_t bytes) {
+  const int64_t fit = std::clamp(kBlocksOfAll / region.ranks, 1, most);
+  return std::clamp<int64_t>(blocks_for(bytes, kThreads * 16), 1, fit);
+}
+
+}  // namespace
+
+bool joins_copy(const CopyStep& copy) { return copies_by_kernel(copy) && copy.bytes <= kMost; }
+
+bool joins_sum(const SumStep& step, DType dtype) {
+  return sums_wide(step) && byte_size(dtype, step.elements) <= kMost;
+}
+
+void join_copies(const Region& region, const Meeting& meeting, std::span<const Step> copies,
+                 bool leave, int blocks, const Stream& stream) {
+  Moves moves{};
+  int64_t bytes = 0;
+  for (const Step& step : copies) {
+    moves.to[moves.count] = reinterpret_cast<uint4*>(step.copy.to);
+    moves.from[moves.count] = reinterpret_cast<const uint4*>(step.copy.from);
+    moves.packs[moves.count++] = step.copy.bytes / 16;
+    bytes += step.copy.bytes;
+  }
+  launch("comm_copies", copies_kernel, {blocks_of(region, blocks, bytes), kThreads}, stream, region,
+         meeting, moves, leave);
+}
+
+void join_sum(const Region& region, const Meeting& meeting, const SumStep& step, DType dtype,
+              ReduceOp op, bool leave, int blocks, const Stream& stream) {
+  const int64_t grid = blocks_of(region, blocks, byte_size(dtype, step.elements));
+  for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
+    launch("comm_joined_sum", sum_kernel<T, o>, {grid, kThreads}, stream, region, meeting,
+           sources_of(step), reinterpret_cast<T*>(step.to), step.elements, leave);
+  });
+}
+
+void load_joined_kernels() {
+  cudaFuncAttributes unused{};
+  MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, copies_kernel));
+  for_all_reductions([&]<class T, ReduceOp o>() {
+    MOIETY_CUDA_CHECK(cudaFuncGetAttributes(&unused, sum_kernel<T, o>));
+  });
+}
+
+}  // namespace moiety::comm::mapped
