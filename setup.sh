@@ -8,7 +8,8 @@
 #   bash setup.sh --gpu     also CUDA's compiler, if there is none, and the headers of NVIDIA's libraries: from PyPI
 #                           into ~/.cache/moiety, where 100 MB stay of 1000
 #   bash setup.sh --torch   also a Python environment with torch and transformers, for the Python package, from
-#                           PyPI into ~/.cache/moiety/torch-venv (1.3 GB); torch without CUDA if there is no GPU
+#                           PyPI into ~/.cache/moiety/torch-venv (1.3 GB); torch without CUDA if there is no GPU;
+#                           and transformers 4 beside it (140 MB), for tests
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache git python3 clang-format
@@ -23,7 +24,7 @@ for argument in "$@"; do
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --gpu) gpu=1; packages+=(python3-pip) ;;
     --torch) torch=1; packages+=(python3-pip python3-venv) ;;
-    --help | -h) sed -n '2,11s/^# \?//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,12s/^# \?//p' "$0"; exit 0 ;;
     *) echo "setup.sh: unknown argument '$argument' (known: --corpus, --fresh, --fuzz, --gpu, --torch)" >&2; exit 2 ;;
   esac
 done
@@ -136,6 +137,13 @@ import importlib.util as u, sys
 sys.exit(not all(map(u.find_spec, ['transformers', 'peft', 'pytest', 'scikit_build_core', 'auditwheel', 'mypy', 'ruff', 'pip'])))"; then
     echo "setup.sh: transformers and tools for wheels go to $venv" >&2
     "${pip[@]}" pip "${tools[@]}"
+  fi
+  # A folder for PYTHONPATH: transformers 4, with those of its packages that version 5 has in other versions.
+  local four=${XDG_CACHE_HOME:-$HOME/.cache}/moiety/transformers-4
+  if [ ! -d "$four/transformers" ]; then
+    echo "setup.sh: transformers 4 goes to $four" >&2
+    "${pip[@]}" --target "$four" --no-deps "transformers==4.57.6" "huggingface-hub<1" "tokenizers>=0.22,<0.23" \
+      requests urllib3 idna charset-normalizer certifi
   fi
 }
 

@@ -4,8 +4,9 @@ torch's stable ABI alone, so that one binary serves every torch from 2.11 on and
 
     tools/check_stable_abi.py FOLDER    of libmoiety.so and libmoiety_torch.so
 
-An undefined symbol of libmoiety_torch.so is torch's shim, ours, or the C and C++ run time's. Prints
-the least versions of GLIBC and GLIBCXX that each library asks for.
+An undefined symbol of libmoiety_torch.so is torch's shim, ours, or the C and C++ run time's; what
+libmoiety.so gives to others is ours alone, and libmoiety_torch.so gives nothing. Prints the least
+versions of GLIBC and GLIBCXX that each library asks for.
 """
 
 import pathlib
@@ -15,7 +16,7 @@ import sys
 
 # The shim: functions of C, with these prefixes (torch/csrc/stable/c/shim.h, aoti_torch/c/shim.h).
 SHIM = re.compile(r"(aoti_torch|torch)_\w+$")
-OURS = re.compile(r"_ZN?K?6moiety|_ZNK?6moiety|_ZT[ISVHW]N6moiety|_ZGVN6moiety|moiety_\w+$")
+OURS = re.compile(r"_ZN?K?6moiety|_ZZNK?6moiety|_ZT\w[\w]*?N6moiety|_ZGVZ?NK?6moiety|moiety_\w+$")
 # What a library needs besides; torch's libraries are the loader's business.
 NEEDED = re.compile(r"lib(torch_cpu|moiety|stdc\+\+|gcc_s|c|m|pthread|dl|rt)\.so|ld-linux")
 REFUSED = re.compile(r"lib(python|torch_python|c10|torch)\.|libtorch\.so")
@@ -50,13 +51,18 @@ def floors(undefined):
     return {name: ".".join(map(str, version)) for name, version in sorted(found.items())}
 
 
-def faults(operators, libraries):
+def faults(operators, core):
+    for path, of_ours in ((core, True), (operators, False)):
+        given = [name for name in symbols(path)[1] if not (of_ours and OURS.match(name))]
+        if given:
+            yield (f"{path.name} gives {len(given)} symbols to others that are not for them, such as "
+                   f"{', '.join(sorted(given)[:5])}")
     undefined, _ = symbols(operators)
     for name in undefined:
         versioned = re.search(r"@+(GLIBCXX|GLIBC|CXXABI|GCC)_", name)
         if not (versioned or SHIM.match(name) or OURS.match(name)):
             yield f"{operators.name} asks for {name}, which is neither torch's shim nor ours"
-    for path in libraries:
+    for path in (operators, core):
         for library in needed(path):
             if REFUSED.search(library):
                 yield f"{path.name} needs {library}"
@@ -77,7 +83,7 @@ def main(arguments):
         if not path.exists():
             print(f"check_stable_abi: there is no {path}")
             return 1
-    found = list(faults(operators, [operators, core]))
+    found = list(faults(operators, core))
     for path in (operators, core):
         undefined, _ = symbols(path)
         shim = sum(bool(SHIM.match(name)) for name in undefined)

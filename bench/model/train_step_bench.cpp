@@ -84,7 +84,7 @@ Result measure(const Settings& settings, comm::Communicator& world) {
   Result result;
   if (rank.expert_path()) result.experts = rank.expert_path()->describe();
   world.barrier();
-  for (int i = 0; i < (settings.balanced ? kBalancingSteps : 2); ++i) step();
+  for (int i = 0; i < 2; ++i) step();
   rank.loss();
   world.barrier();
   const double waited = gpu ? rank.waited_ms() : 0;
@@ -161,8 +161,10 @@ void add_ranks(const Settings& settings, double alone, const Result& result, ben
   row.label += text(".{}{}", settings.parallel, settings.ranks);
   if (settings.balanced) row.label += ".balanced";
   if (settings.delay_wgrad) row.label += ".delayed";
+  if (settings.overlap == moe::Overlap::kNone) row.label += ".none";
   if (settings.overlap == moe::Overlap::kWgrad) row.label += ".wgrad";
   if (settings.overlap == moe::Overlap::kShared) row.label += ".shared";
+  if (settings.comm_sms > 0) row.label += text(".sms{}", settings.comm_sms);
   if (settings.layout != moe::RowLayout::kAuto) row.label += text(".{}", name(settings.layout));
   row.against = "one GPU, the slower of them";
   row.ratio = alone / row.time.ms;
@@ -173,19 +175,18 @@ void add_ranks(const Settings& settings, double alone, const Result& result, ben
 
 void run(bench::Options& options) {
   Settings settings;
-  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto", overlap = "none";
+  std::string dtype = "bf16", device = "cpu", model = "demo", layout = "auto", overlap = "auto";
   options.number("--threads", settings.threads, "that the ranks share")
       .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
-      .choice("--overlap", overlap, {"none", "wgrad", "shared"}, "ep.overlap")
+      .choice("--overlap", overlap, {"auto", "none", "wgrad", "shared"}, "ep.overlap")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
       .choice("--device", device, {"cpu", "cuda"}, "")
       .choice(
           "--model", model, {"demo", "qwen3", "small", "gptoss"},
           "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
-      .flag(
-          "--balanced", settings.balanced,
-          "biases of the routers' scores balance the experts, in steps before those that are timed")
+      .flag("--balanced", settings.balanced, "uniform routing, whatever the routers' scores are")
       .flag("--delay-wgrad", settings.delay_wgrad, "moe.delay_wgrad")
+      .number("--comm-sms", settings.comm_sms, "ep.comm_sms")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")
       .number("--ranks", settings.ranks, "threads; on GPUs each has one")
@@ -201,6 +202,7 @@ void run(bench::Options& options) {
   for (const auto wanted : {moe::RowLayout::kExpert, moe::RowLayout::kRank}) {
     if (layout == moe::name(wanted)) settings.layout = wanted;
   }
+  if (overlap == "none") settings.overlap = moe::Overlap::kNone;
   if (overlap == "wgrad") settings.overlap = moe::Overlap::kWgrad;
   if (overlap == "shared") settings.overlap = moe::Overlap::kShared;
   const Case& c = settings.shape;

@@ -20,9 +20,6 @@ namespace moiety {
 
 inline constexpr int kBatches = 8;  // batches that the steps take in turn
 inline constexpr double kLearningRate = 1e-3, kWeightDecay = 0.1, kClip = 1.0;
-// Of the routers' biases, and the steps after which they balance.
-inline constexpr float kBiasRate = 2e-3f;
-inline constexpr int kBalancingSteps = 60;
 inline constexpr double kPeak = 989;  // TFLOP/s of an H100 or H200, dense bf16
 
 struct Case {
@@ -40,7 +37,7 @@ inline constexpr Case kCases[] = {
 struct Settings {
   Case shape = kCases[0];
   moe::RowLayout layout = moe::RowLayout::kAuto;
-  moe::Overlap overlap = moe::Overlap::kNone;
+  moe::Overlap overlap = moe::Overlap::kAuto;
   Device device;
   int threads = core_count();
   int ranks = 1;
@@ -48,9 +45,11 @@ struct Settings {
   int rounds = 1;               // of so many, on a GPU
   std::string parallel = "ep";  // what several ranks divide
   bool groups = false, eager = false;
-  // Biases of the routers' scores balance the experts (router.bias_rate).
+  // Routing is uniform, whatever the scores are (router.force_balance). Experts are dealt out to ranks
+  // in turn, so that tokens have some on all ranks, as if they had chosen by lot.
   bool balanced = false;
   bool delay_wgrad = false;
+  int comm_sms = 0;  // ep.comm_sms
   DType dtype = DType::kBFloat16;
 };
 
@@ -74,6 +73,7 @@ inline model::Config config_of(const Settings& settings) {
   config.row_layout = settings.layout;
   config.overlap = settings.overlap;
   config.delay_wgrad = settings.delay_wgrad;
+  config.router.force_balance = settings.balanced;
   return config;
 }
 
@@ -95,11 +95,10 @@ class Rank {
       : shape_(settings.shape),
         config_(config_of(settings)),
         device_(settings.device),
-        balanced_(settings.balanced),
         stream_(Stream::on(device_)),
         sequences_(sequences_of(settings, world.size())),
         groups_(grid_of(settings, world.size()), prepared(world, device_)),
-        group_(make_group(settings.dtype)),
+        group_(make_group(settings)),
         model_(config_, settings.dtype,
                {.experts = &group_,
                 .tp = grid().tp > 1 ? &groups_.of({gtp::Axis::kTp}) : nullptr,
@@ -160,9 +159,6 @@ class Rank {
                            device_);
     model::set_step_input(sums_, true, input, stream_);
     optimizer_.enqueue(input, report_, stream_);
-    if (!balanced_) return;
-    groups_.world().all_reduce(sums_.pairs_LE(), comm::ReduceOp::kSum, stream_).wait();
-    model_.update_router_bias(sums_.pairs_LE(), kBiasRate, stream_, optimizer_.skip());
   }
   // The loss of the last step, before its update.
   double loss() {
@@ -220,11 +216,16 @@ class Rank {
     }
     return world;
   }
-  moe::EpGroup make_group(DType dtype) const {
+  moe::EpGroup make_group(const Settings& settings) const {
     if (on_gpus()) groups_.prepare(device_);
+    const int ranks = grid().ep, experts = static_cast<int>(shape_.experts);
+    std::vector<int32_t> in_turn;
+    for (int e = 0; e < experts; ++e) in_turn.push_back(e % ranks);
     return moe::EpGroup::create(
-        groups_.of({gtp::Axis::kEp}), moe::ExpertMap(static_cast<int>(shape_.experts), grid().ep),
-        model::ep_limits(config_, dtype, tokens() / grid().tp), {.device = device_});
+        groups_.of({gtp::Axis::kEp}),
+        settings.balanced ? moe::ExpertMap(in_turn, ranks) : moe::ExpertMap(experts, ranks),
+        model::ep_limits(config_, settings.dtype, tokens() / grid().tp),
+        {.comm_sms = settings.comm_sms, .device = device_});
   }
   const gtp::Grid& grid() const { return groups_.grid(); }
   int64_t tokens() const { return sequences_ * shape_.seq_len; }
@@ -233,7 +234,6 @@ class Rank {
   Case shape_;
   model::Config config_;
   Device device_;
-  bool balanced_;
   Stream stream_;
   int64_t sequences_;
   optim::GridGroups groups_;

@@ -33,6 +33,7 @@ inline constexpr RanksShape kRanksShapes[] = {
 // What is asked of a run beside the shapes.
 struct RanksRun {
   int repeat = 50;
+  int shape = 0;                      // of kRanksShapes, from 1; 0: all
   int comm_sms = 0, chunk_rows = 16;  // EpOptions
 };
 
@@ -48,10 +49,10 @@ class RanksMeasured {
         capacity_(moe::capacity_for(1.25, s.tokens * world.size(), s.topk, world.size(),
                                     map_.local_count(world.rank()), kAlignment)),
         // Of few tokens a chunk is a row, so that many blocks have some.
-        group_(moe::EpGroup::create(world, map_, limits(),
-                                    {.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
-                                     .comm_sms = run.comm_sms,
-                                     .device = gpu})),
+        options_{.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
+                 .comm_sms = run.comm_sms,
+                 .device = gpu},
+        group_(moe::EpGroup::create(world, map_, limits(), options_)),
         idx_(DType::kInt32, {s.tokens, s.topk}, gpu),
         x_(DType::kBFloat16, {s.tokens, s.model}, gpu),
         out_(DType::kBFloat16, {s.tokens, s.model}, gpu),
@@ -108,10 +109,11 @@ class RanksMeasured {
                                  memory_, stream_);
       });
     }
-    print_memory();
+    print_memory("ep.memory");
     group_.check(group_.epoch());
     group_.close();
     copied_.close();
+    run_direct();
   }
 
  private:
@@ -175,6 +177,23 @@ class RanksMeasured {
     }
   }
 
+  // With memory for rows that peers reach, and none for rows on their way.
+  void run_direct() {
+    moe::EpLimits direct = limits();
+    direct.staged = false, options_.zero_copy = moe::ZeroCopy::kAuto;
+    group_ = moe::EpGroup::create(world_, map_, direct, options_);
+    auto buffer = comm::SymmetricBuffer::create(world_, "rows", 2 * capacity_ * s_.model, gpu_);
+    group_.attach(buffer);
+    const TensorView rows(buffer.local(), DType::kBFloat16, {capacity_, s_.model}, gpu_);
+    plan_ = prepare(group_, args_, memory_, stream_);
+    const moe::DispatchArgs args{.x_TD = x_, .w_TK = w_, .rows_CD = rows, .slot_w = slot_w_};
+    time("ep.dispatch_weights_direct", true, [&] { dispatch(group_, plan_, args, stream_); });
+    print_memory("ep.memory_direct");
+    group_.check(group_.epoch());
+    group_.close();
+    buffer.close();
+  }
+
   struct Times {
     Timing whole;
     double wire_ms = 0;  // the median time of rows under way
@@ -229,24 +248,22 @@ class RanksMeasured {
         push ? copy(part(there, 1), part(copied_.local(), 0), stream_)
              : copy(part(copied_.local(), 1), part(there, 0), stream_);
       });
-      Row row{push ? "copy.push" : "copy.pull", label(true), giga(double(bytes), times.whole.ms),
-              "GB/s", times.whole};
-      say(row);
+      say({push ? "copy.push" : "copy.pull", label(true), giga(double(bytes), times.whole.ms),
+           "GB/s", times.whole});
     }
   }
-  void print_memory() {
+  void print_memory(const char* name) {
     const moe::EpBytes bytes = group_.bytes();
     MOIETY_CHECK(group_.impl()->peers->memory().bytes() == bytes.total,
                  "ep bench: {} bytes of memory, EpGroup::bytes says {}",
                  group_.impl()->peers->memory().bytes(), bytes.total);
-    Row row{"ep.memory", label(true), double(bytes.total) / (1 << 20), "MiB", {}};
-    say(row);
+    say({name, label(true), double(bytes.total) / (1 << 20), "MiB", {}});
   }
   std::string label(bool captured) const {
     return text("R{} T{} D{} K{} E{}, {}", world_.size(), s_.tokens, s_.model, s_.topk, s_.experts,
                 captured ? "captured" : "eager");
   }
-  void say(Row& row) const {
+  void say(Row row) const {
     if (world_.rank() != 0) return;
     row.device = gpu_;
     print(row);
@@ -259,6 +276,7 @@ class RanksMeasured {
   Stream stream_;
   moe::ExpertMap map_;
   int64_t capacity_, sent_rows_ = 0;
+  moe::EpOptions options_;
   moe::EpGroup group_;
   Tensor idx_, x_, out_, rows_, gy_, w_, gw_, slot_w_, g_slot_w_;
   moe::PrepareArgs args_;
@@ -272,7 +290,10 @@ inline void run_ranks(int ranks, const RanksRun& run) {
   comm::run_thread_ranks(ranks, {.deadline = Seconds(30)}, [&](comm::Communicator& world) {
     const Device gpu{DeviceType::kCuda, world.rank() % gpus};
     world.prepare(gpu, {});
-    for (const RanksShape& s : kRanksShapes) RanksMeasured(s, world, gpu, run).run();
+    for (int i = 1; i <= std::ssize(kRanksShapes); ++i) {
+      const RanksShape& s = kRanksShapes[i - 1];
+      if (run.shape == 0 || run.shape == i) RanksMeasured(s, world, gpu, run).run();
+    }
   });
 }
 

@@ -7,13 +7,14 @@ activation are compiled; what lies between depends on sizes that the host must k
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single_autograd
-from train_step import swiglu
+from train_step import choose, swiglu
 
 
-def route(h, router, topk):
+def route(h, router, topk, balanced, ranks):
     probability = (h.float() @ router.float().T).softmax(-1)
-    weight, index = probability.topk(topk)
-    weight = weight / weight.sum(-1, keepdim=True)
+    weight, index = choose(probability, topk, balanced)
+    if balanced:  # neighbours lie on different ranks, so that tokens have experts on all of them
+        index = index % ranks * (router.shape[0] // ranks) + index // ranks
     chosen = index.flatten()
     counts = torch.zeros(router.shape[0], dtype=torch.int64, device=h.device)
     counts = counts.scatter_add(0, chosen, torch.ones_like(chosen))
@@ -24,8 +25,8 @@ def route(h, router, topk):
 class Experts:
     """Of one rank; call it with all tokens of the rank."""
 
-    def __init__(self, topk, compiled=True):
-        self.topk = topk
+    def __init__(self, topk, balanced=False, compiled=True):
+        self.topk, self.balanced = topk, balanced
         self.route = torch.compile(route) if compiled else route
         self.swiglu = torch.compile(swiglu, dynamic=True) if compiled else swiglu
 
@@ -36,7 +37,8 @@ class Experts:
 
     def __call__(self, h, router, w1, w2):
         ranks, local, group = dist.get_world_size(), w1.shape[0], dist.group.WORLD
-        weight, chosen, counts, balance = self.route(h, router, self.topk)
+        weight, chosen, counts, balance = self.route(h, router, self.topk, self.balanced,
+                                                      ranks)
         received = torch.empty_like(counts)  # [rank, local expert]
         dist.all_to_all_single(received, counts)
         sent, got = torch.stack([counts.view(ranks, local).sum(1),

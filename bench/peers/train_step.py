@@ -89,10 +89,11 @@ def rope(x, table):  # [B, heads, S, C], half-split pairs
 
 
 class Products:
-    """The products of the model. `wide`: in fp32, rounded to the dtype of the tensors."""
+    """The products of the model. `wide`: in fp32, rounded to the dtype of the tensors. `balanced`: as
+    in choose."""
 
-    def __init__(self, shape, experts, wide):
-        self.shape, self.experts, self.wide = shape, experts, wide
+    def __init__(self, shape, experts, wide, balanced=False):
+        self.shape, self.experts, self.wide, self.balanced = shape, experts, wide, balanced
         self.rope_table = rope_table(shape)
 
     def operands(self, *tensors):
@@ -139,12 +140,22 @@ def experts_grouped(x, counts, w1, w2, products):
     return products.grouped(swiglu(products.grouped(x, w1, ends)), w2, ends)
 
 
+def choose(probability, topk, balanced):
+    """The weights and experts of tokens; balanced: uniform routing, whatever the scores are."""
+    if balanced:
+        tokens, experts = probability.shape
+        index = (torch.arange(tokens * topk, device=probability.device) % experts).view(tokens, topk)
+        weight = probability.gather(1, index)
+    else:
+        weight, index = probability.topk(topk)
+    return weight / weight.sum(-1, keepdim=True), index
+
+
 def moe(x, p, l, products):
     m = products.shape
     h = x.reshape(-1, m.D)
     probability = (h.float() @ p[f"{l}.router"].float().T).softmax(-1)
-    weight, index = probability.topk(m.K)
-    weight = weight / weight.sum(-1, keepdim=True)
+    weight, index = choose(probability, m.K, products.balanced)
     chosen = index.flatten()
     order = chosen.argsort()
     token = order // m.K

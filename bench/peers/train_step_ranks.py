@@ -60,11 +60,11 @@ def loss_of(x, norm, head, targets):
 
 
 class Model(nn.Module):
-    def __init__(self, shape, divided):
+    def __init__(self, shape, divided, balanced):
         super().__init__()
         weights = make_parameters(shape)
-        experts = Experts(shape.K) if divided else None
-        products = Products(shape, experts_grouped, False)
+        experts = Experts(shape.K, balanced) if divided else None
+        products = Products(shape, experts_grouped, False, balanced)
         self.embed, self.final_norm, self.head = (nn.Parameter(weights.pop(n))
                                                   for n in ("embed", "final_norm", "head"))
         self.blocks = nn.ModuleList()
@@ -83,8 +83,8 @@ class Model(nn.Module):
 
 
 class Trainer:
-    def __init__(self, shape, parallel):
-        model = Model(shape, parallel == "ep")
+    def __init__(self, shape, parallel, balanced):
+        model = Model(shape, parallel == "ep", balanced)
         for block in model.blocks if parallel != "ep" else ():
             block.compile()
         self.divided = [getattr(b, n) for b in model.blocks for n in DIVIDED] if parallel == "ep" else []
@@ -153,6 +153,7 @@ def main():
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--model", choices=list(SHAPES), default="demo")
     p.add_argument("--parallel", choices=["fsdp2", "ddp", "ep"], default="fsdp2")
+    p.add_argument("--balanced", action="store_true", help="uniform routing, whatever the scores are")
     p.add_argument("--attention", choices=list(ATTENTION), default="cudnn")
     a = p.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
@@ -166,8 +167,9 @@ def main():
         dist.init_process_group("gloo")
     shape = SHAPES[a.model]
     axis = "ep" if a.parallel == "ep" else "dp"
+    balanced = ".balanced" if a.balanced else ""
     with sdpa_kernel(ATTENTION[a.attention]) if cuda else contextlib.nullcontext():
-        trainer = Trainer(shape, a.parallel)
+        trainer = Trainer(shape, a.parallel, a.balanced)
         first = trainer.step().item()
         trainer.milliseconds(3)
         trainer.steps = 0
@@ -177,7 +179,7 @@ def main():
         def round_of_rows():
             ms = sorted(trainer.milliseconds(a.steps) for _ in range(a.rounds))[a.rounds // 2]
             rate = shape.flops() / ms * 1e3
-            yield {"name": "train_step", "case": f"{shape.case()}.{a.dtype}.{axis}{dist.get_world_size()}",
+            yield {"name": "train_step", "case": f"{shape.case()}.{a.dtype}.{axis}{dist.get_world_size()}{balanced}",
                    "device": a.device, "peer": f"torch {a.parallel}, {a.attention}",
                    "value": round(shape.B * shape.S / ms * 1e3, 1), "unit": "tokens/s a GPU",
                    "ms": round(ms, 3), "tflops": round(rate * 1e-12, 1),

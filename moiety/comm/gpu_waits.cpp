@@ -1,6 +1,7 @@
 #include "moiety/comm/gpu_waits.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "moiety/base/error.h"
 #include "moiety/comm/lane.h"
@@ -14,7 +15,53 @@ std::shared_ptr<RankLanes> lanes_of(const Communicator& comm) {
   return lane ? lane->lanes() : nullptr;
 }
 
+// All blocks of this process that may wait.
+struct AllWaiting {
+  std::mutex mutex;
+  std::vector<const WaitingBlocks*> all;
+};
+AllWaiting& all_waiting() {
+  static auto& waiting = *new AllWaiting;
+  return waiting;
+}
+
 }  // namespace
+
+WaitingBlocks::WaitingBlocks(Device gpu, std::string of, int blocks)
+    : gpu_(gpu), of_(std::move(of)), blocks_(blocks) {
+  AllWaiting& waiting = all_waiting();
+  const std::lock_guard lock(waiting.mutex);
+  waiting.all.push_back(this);
+}
+
+WaitingBlocks::~WaitingBlocks() {
+  AllWaiting& waiting = all_waiting();
+  const std::lock_guard lock(waiting.mutex);
+  std::erase(waiting.all, this);
+}
+
+std::string too_many_waiting(const WaitingBlocks& mine, int multiprocessors) {
+  std::vector<std::pair<std::string, int>> of{{mine.of(), 0}};
+  int sum = 0;
+  {
+    AllWaiting& waiting = all_waiting();
+    const std::lock_guard lock(waiting.mutex);
+    for (const WaitingBlocks* w : waiting.all) {
+      if (w->gpu() != mine.gpu()) continue;
+      auto place = std::ranges::find(of, w->of(), &std::pair<std::string, int>::first);
+      if (place == of.end()) place = of.insert(of.end(), {w->of(), 0});
+      place->second += w->blocks();
+      sum += w->blocks();
+    }
+  }
+  if (sum <= multiprocessors - kMultiprocessorsWithoutWaits) return {};
+  std::string out = text("{} blocks of this group", of[0].second);
+  for (size_t i = 1; i < of.size(); ++i) {
+    out += text("{}{} of {}", i + 1 < of.size() ? ", " : " and ", of[i].second, of[i].first);
+  }
+  return text("{} may wait at once, but this GPU has {} SMs less {}", out, multiprocessors,
+              kMultiprocessorsWithoutWaits);
+}
 
 const uint64_t* fault_word(const Communicator& comm) {
   const auto* lane = dynamic_cast<const LaneCommunicator*>(&comm);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "moiety/base/stream.h"
@@ -46,6 +47,32 @@ class GpuWatch {
   std::shared_ptr<RankLanes> lanes_;
   GpuWaits* waits_;
 };
+
+// Blocks of kernels on a GPU that may wait for peers at the same time, while it lives. Those of all
+// ranks of this process that share the GPU must be on it together, or one that waits would keep away
+// what it waits for.
+class WaitingBlocks {
+ public:
+  // `of` says whose they are: `comm "dp"`.
+  WaitingBlocks(Device gpu, std::string of, int blocks);
+  ~WaitingBlocks();
+  WaitingBlocks(const WaitingBlocks&) = delete;
+  WaitingBlocks& operator=(const WaitingBlocks&) = delete;
+
+  Device gpu() const { return gpu_; }
+  const std::string& of() const { return of_; }
+  int blocks() const { return blocks_; }
+
+ private:
+  Device gpu_;
+  std::string of_;
+  int blocks_;
+};
+// So many of a GPU's multiprocessors stay free of blocks that wait.
+inline constexpr int kMultiprocessorsWithoutWaits = 8;
+// Says, for the error of `mine`, that more blocks may wait on its GPU than leave so many of
+// `multiprocessors` free; empty if they do not.
+std::string too_many_waiting(const WaitingBlocks& mine, int multiprocessors);
 
 // The words of the communicator's own waits, good as long as it; null before `prepare`.
 const uint64_t* fault_word(const Communicator& comm);

@@ -22,6 +22,7 @@
 // call can be captured; faults of the data are recorded there.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ namespace moiety::gemm {
 // live.
 void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
               Stream stream);
+
+// zero_dead_rows of at most four buffers, on a GPU in one launch; views that are not defined are
+// passed over.
+void zero_dead_rows(const Groups& groups, std::span<const TensorView> buffers, Stream stream);
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these

@@ -1,5 +1,5 @@
-// Operations beside grouped products on GPUs: faults of the data, dead rows, gradients of the bias
-// and of its scale.
+// Operations beside grouped products on GPUs: faults of the data, gradients of the bias and of its
+// scale.
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/gemm_block.h"
 #include "moiety/gemm/grouped_block.h"
@@ -29,39 +29,7 @@ struct GroupList {
     const quant::Claim c = claim(e);
     return c.valid ? RowRange{c.begin, c.rows} : RowRange{};
   }
-  // Whether row r belongs to a group: to the last one that begins at it or before.
-  __device__ bool live(int64_t r) const {
-    int64_t low = 0,
-            high = groups;  // groups from `high` on begin behind r, those before `low` do not
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (begin[middle] <= r) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == 0) return false;
-    const RowRange range = rows(low - 1);
-    return r >= range.begin && r < range.begin + range.rows;
-  }
 };
-
-constexpr int kZeroThreads = 256;
-
-// Warps look at 32 rows at a time, a lane each, and zero those that are dead together.
-template <class Unit>
-__global__ void __launch_bounds__(kZeroThreads)
-    zero_rows(GroupList groups, char* rows, int64_t stride, int64_t units) {
-  const int lane = threadIdx.x % 32;
-  const int64_t first = (int64_t{blockIdx.x} * kZeroThreads + threadIdx.x) / 32 * 32;
-  const bool exists = first + lane < groups.capacity;
-  uint32_t dead = __ballot_sync(~0u, exists && !groups.live(first + lane));
-  for (; dead != 0; dead &= dead - 1) {
-    auto* out = reinterpret_cast<Unit*>(rows + (first + __ffs(dead) - 1) * stride);
-    for (int64_t i = lane; i < units; i += 32) out[i] = Unit{};
-  }
-}
 
 struct Sources {
   const int32_t* source;  // null if there are none
@@ -255,16 +223,6 @@ void record_faults_cuda(const Groups& groups, OperationId operation, const Group
   if (!groups.status.defined()) return;
   launch("record faults", find_faults, {1, kFaultThreads}, stream, GroupList(groups), Sources(rows),
          Sources(more), operation, groups.status.data<uint32_t>());
-}
-
-void zero_dead_rows_cuda(const Groups& groups, const TensorView& rows, const Stream& stream) {
-  const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
-  const int64_t bytes = byte_size(rows.dtype(), columns);
-  const int64_t stride = byte_size(rows.dtype(), rows.stride(0));
-  const bool wide = (reinterpret_cast<uintptr_t>(rows.raw()) | uintptr_t(bytes | stride)) % 16 == 0;
-  launch("zero_dead_rows", wide ? zero_rows<uint4> : zero_rows<char>,
-         {bytes == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
-         GroupList(groups), static_cast<char*>(rows.raw()), stride, wide ? bytes / 16 : bytes);
 }
 
 void grouped_bias_grad_cuda(const GroupedBiasGradArgs& args, const Stream& stream) {

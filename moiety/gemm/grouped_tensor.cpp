@@ -6,6 +6,7 @@
 
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/gemm/offsets_scan.h"
 
 namespace moiety::gemm {
@@ -85,37 +86,58 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
   stream.run([scan, status] { run(scan, status); });
 }
 
-void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
+namespace {
+
+void zero_dead_rows_of(const Groups& groups, const TensorView& rows) {
+  const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
+  const auto zero = [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end && columns > 0; ++r) {
+      const TensorView row = rows.slice(0, r, r + 1);
+      std::memset(row.raw(), 0, static_cast<size_t>(byte_size(row.dtype(), columns)));
+    }
+  };
+  int64_t next = 0;
+  for (int64_t e = 0; e < groups.experts; ++e) {
+    const auto [begin, live] = group_rows(groups, e);
+    if (live == 0) continue;
+    zero(next, begin);
+    next = begin + live;
+  }
+  zero(next, groups.capacity);
+}
+
+}  // namespace
+
+void zero_dead_rows(const Groups& groups, std::span<const TensorView> buffers, Stream stream) {
   const char* op = "zero_dead_rows";
   check_groups(op, groups);
-  MOIETY_CHECK((rows.dims() == 1 || rows.dims() == 2) && rows.size(0) == groups.capacity,
-               "{}: rows is {}, expected [{}, *] or [{}]", op, rows.describe(), groups.capacity,
-               groups.capacity);
-  MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
-               "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
-  if (check_devices(op,
-                    {{"begin_E1", groups.begin_E1}, {"count_E", groups.count_E}, {"rows", rows}},
-                    stream)) {
-    if constexpr (kCudaBuilt) return zero_dead_rows_cuda(groups, rows, stream);
+  MOIETY_CHECK(buffers.size() <= kMaxZeroed, "{}: {} buffers, at most {}", op, buffers.size(),
+               kMaxZeroed);
+  std::array<TensorView, kMaxZeroed> defined;
+  size_t count = 0;
+  for (const TensorView& rows : buffers) {
+    if (!rows.defined()) continue;
+    MOIETY_CHECK((rows.dims() == 1 || rows.dims() == 2) && rows.size(0) == groups.capacity,
+                 "{}: rows is {}, expected [{}, *] or [{}]", op, rows.describe(), groups.capacity,
+                 groups.capacity);
+    MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
+                 "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
+    check_device(op, "rows", rows, stream);
+    defined[count++] = rows;
+  }
+  if (check_devices(op, {{"begin_E1", groups.begin_E1}, {"count_E", groups.count_E}}, stream)) {
+    if constexpr (kCudaBuilt) {
+      return zero_dead_rows_cuda(groups, {defined.data(), count}, stream);
+    }
     fail_without_cuda(op);
   }
   stream.run([=] {
-    const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
-    const auto zero = [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end && columns > 0; ++r) {
-        const TensorView row = rows.slice(0, r, r + 1);
-        std::memset(row.raw(), 0, static_cast<size_t>(byte_size(row.dtype(), columns)));
-      }
-    };
-    int64_t next = 0;
-    for (int64_t e = 0; e < groups.experts; ++e) {
-      const auto [begin, live] = group_rows(groups, e);
-      if (live == 0) continue;
-      zero(next, begin);
-      next = begin + live;
-    }
-    zero(next, groups.capacity);
+    for (size_t i = 0; i < count; ++i) zero_dead_rows_of(groups, defined[i]);
   });
+}
+
+void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
+  zero_dead_rows(groups, std::span<const TensorView>(&rows, 1), stream);
 }
 
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul) {

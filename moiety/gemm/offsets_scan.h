@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "moiety/base/integer.h"
 #include "moiety/base/stream.h"
@@ -70,7 +71,8 @@ struct OffsetsScan {
 };
 
 void grouped_offsets_cuda(const OffsetsScan& scan, const Stream& stream);
-void zero_dead_rows_cuda(const quant::RowGroups& groups, const TensorView& rows,
+inline constexpr size_t kMaxZeroed = 4;  // buffers of one zero_dead_rows
+void zero_dead_rows_cuda(const quant::RowGroups& groups, std::span<const TensorView> buffers,
                          const Stream& stream);
 
 }  // namespace moiety::gemm

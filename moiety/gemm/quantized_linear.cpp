@@ -141,7 +141,8 @@ void quantized_grouped_forward(const QuantizedLinear& linear, const Groups& grou
                 .bias_EN = bias_EN,
                 .bias_scale_R = bias_scale_R,
                 .a_scale = a.scale,
-                .b_scale = w.scale},
+                .b_scale = w.scale,
+                .sm_limit = linear.sm_limit},
                stream);
 }
 
@@ -160,7 +161,8 @@ void quantized_grouped_input_gradient(const QuantizedLinear& linear, const Group
                 .w = w.data,
                 .out = dx,
                 .a_scale = a.scale,
-                .b_scale = w.scale},
+                .b_scale = w.scale,
+                .sm_limit = linear.sm_limit},
                stream);
 }
 
@@ -186,7 +188,8 @@ void quantized_grouped_weight_gradient(const QuantizedLinear& linear, const Grou
                 .beta = beta,
                 .transposed = a.transposed,
                 .a_scale = a.scale,
-                .b_scale = b.scale},
+                .b_scale = b.scale,
+                .sm_limit = linear.sm_limit},
                stream);
 }
 

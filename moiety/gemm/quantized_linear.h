@@ -28,6 +28,7 @@ struct QuantizedLinear {
   // For a grouped weight gradient, optional: x's column codes, of make_columns. x is then not read,
   // but for its width.
   QuantizedView columns = {};
+  int sm_limit = 0;  // GPU: the most multiprocessors that a grouped product takes; 0: all
 };
 
 void quantized_forward(const QuantizedLinear& linear, TensorView x, TensorView y,

@@ -319,11 +319,22 @@ moe::MoeRows MoeBlock::expert_rows(const Pass& pass, const moe::MoeSaved& saved,
   return rows;
 }
 
-MoeBlock::ExpertGradients MoeBlock::open_gradients(const Pass& pass) const {
+// Two exchanges of a backward pass have a product each beside them if one of the gradients waits.
+MoeBlock::Parts MoeBlock::at_once(bool delays) const {
+  if (!delays) return {};
+  return {.fc2 = layer_.overlaps(moe::Overlap::kWgrad), .fc1 = false};
+}
+MoeBlock::Parts MoeBlock::later() const { return {.fc2 = !at_once(true).fc2, .fc1 = true}; }
+
+MoeBlock::ExpertGradients MoeBlock::open_gradients(const Pass& pass, Parts parts) const {
   const int64_t rows = pairs(pass.h_TD);
   ExpertGradients gradients;
-  if (needs_.fc2) gradients.fc2 = open_gradient(pass, fc2_.parameter(), fc2_work(pass, rows));
-  if (needs_.fc1) gradients.fc1 = open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows));
+  if (parts.fc2 && needs_.fc2) {
+    gradients.fc2 = open_gradient(pass, fc2_.parameter(), fc2_work(pass, rows));
+  }
+  if (parts.fc1 && needs_.fc1) {
+    gradients.fc1 = open_gradient(pass, fc1_.parameter(), fc1_work(pass, rows));
+  }
   return gradients;
 }
 
@@ -333,14 +344,15 @@ void MoeBlock::show_gradient(const Pass& pass, const optim::Parameter& p,
   show_rows(pass.probe, pass.stream, own, p.spec.name, "gradient", gradient);
 }
 
-void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients) const {
-  const auto close = [&](optim::Parameter& fc, const OpenGradient& grad) {
-    if (!fc.trained()) return;
+void MoeBlock::close_gradients(const Pass& pass, const ExpertGradients& gradients,
+                               Parts parts) const {
+  const auto close = [&](bool here, optim::Parameter& fc, const OpenGradient& grad) {
+    if (!here || !fc.trained()) return;
     show_gradient(pass, fc, grad.view);
     close_gradient(pass, fc);
   };
-  close(fc2_.parameter(), gradients.fc2);
-  close(fc1_.parameter(), gradients.fc1);
+  close(parts.fc2, fc2_.parameter(), gradients.fc2);
+  close(parts.fc1, fc1_.parameter(), gradients.fc1);
 }
 
 DelayedExperts MoeBlock::make_delayed(const Pass& pass, const Saved& saved) const {
@@ -361,7 +373,8 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
   const MoeBlock* const block = std::exchange(delayed.block, nullptr);
   if (!block) return;
   if (pass.probe) pass.probe->enter(block->index_, true);
-  const ExpertGradients gradients = block->open_gradients(pass);
+  const Parts parts = block->later();
+  const ExpertGradients gradients = block->open_gradients(pass, parts);
   moe::MoeGradientRows gradient = delayed.gradient;
   std::swap(gradient.dy_CD, gradient.dx_CD);  // the two change back
   block->layer_.backward_weights({.weights = block->weight_shapes(pass),
@@ -372,7 +385,7 @@ void MoeBlock::finish(const Pass& pass, DelayedExperts& delayed) {
                                   .h_TD = delayed.h_TD,
                                   .dout_TD = delayed.dout_TD},
                                  *delayed.saved, pass.arena, pass.stream);
-  block->close_gradients(pass, gradients);
+  block->close_gradients(pass, gradients, parts);
 }
 
 void MoeBlock::delay(const Pass& pass, const Backward& a, const Saved& saved) const {
@@ -454,7 +467,7 @@ void MoeBlock::experts_backward(const Pass& pass, BackwardPass& p) const {
     gradient.inner_CF = pass.tensor({capacity, d_ffn_});
   }
   if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
-  if (!a.delayed) p.gradients = open_gradients(pass);
+  p.gradients = open_gradients(pass, at_once(a.delayed));
   layer_.backward_experts(
       {.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
        .grads = {.router_ED = needs_.router ? router_->grad : TensorView(),
@@ -487,11 +500,8 @@ void MoeBlock::end_experts(const Pass& pass, BackwardPass& p) const {
   if (needs_.router) pass.stored(router_->spec.name, "gradient", router_->grad, pass.h_TD);
   if (p.b2_grad.defined()) show_gradient(pass, *b2_, p.b2_grad);
   if (p.b1_grad.defined()) show_gradient(pass, *b1_, p.b1_grad);
-  if (p.args.delayed && needs_.expert_weights()) {
-    delay(pass, p.args, *p.saved);
-  } else {
-    close_gradients(pass, p.gradients);
-  }
+  close_gradients(pass, p.gradients, at_once(p.args.delayed));
+  if (p.args.delayed && needs_.expert_weights()) delay(pass, p.args, *p.saved);
 }
 
 }  // namespace moiety::model

@@ -108,6 +108,7 @@ class MoeBlock {
                       BackwardPass& p) const;
   void backward_experts(const Pass& pass, BackwardPass& p) const;
   void end_backward(const Pass& pass, BackwardPass& p) const;
+  int64_t layer() const { return index_; }
   // Memory on the arena for all MoE layers of a backward pass, whose rows are as many as in
   // `saved`.
   DelayedExperts make_delayed(const Pass& pass, const Saved& saved) const;
@@ -145,8 +146,15 @@ class MoeBlock {
   void end_experts(const Pass& pass, BackwardPass& p) const;
   gemm::GroupedWeight grouped(const TensorView& packed_LNK) const;
   gemm::GradTarget target(const OpenGradient& gradient) const;  // none if the weight is frozen
-  ExpertGradients open_gradients(const Pass& pass) const;
-  void close_gradients(const Pass& pass, const ExpertGradients& gradients) const;
+  // Which of the experts' weight gradients are computed together.
+  struct Parts {
+    bool fc2 = true, fc1 = true;
+  };
+  // Those of a backward pass itself, and those that wait, of `delays` layers.
+  Parts at_once(bool delays) const;
+  Parts later() const;
+  ExpertGradients open_gradients(const Pass& pass, Parts parts) const;
+  void close_gradients(const Pass& pass, const ExpertGradients& gradients, Parts parts) const;
   void show_gradient(const Pass& pass, const optim::Parameter& p, const TensorView& gradient) const;
   // Takes memory for the shared part of `saved`, which outlives what is allocated after it.
   void make_shared(const Pass& pass, const Forward& args, Saved& saved) const;

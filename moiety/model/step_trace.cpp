@@ -374,19 +374,28 @@ class StepWriter {
     if (needs.input) consume(Kind::kBwd, network.fc1);
   }
 
-  void open_gradients(const Network& experts) {
-    open_gradient(experts.fc2);
-    open_gradient(experts.fc1);
+  // As in moe_block.cpp.
+  struct Parts {
+    bool fc2 = true, fc1 = true;
+  };
+  Parts at_once() const {
+    if (!c_.delay_wgrad) return {};
+    return {.fc2 = c_.overlap == moe::Overlap::kWgrad && shape_.grid.ep > 1, .fc1 = false};
   }
-  void end_gradients(const Network& experts) {
-    end_gradient(experts.fc2);
-    end_gradient(experts.fc1);
+  void open_gradients(const Network& experts, Parts parts) {
+    if (parts.fc2) open_gradient(experts.fc2);
+    if (parts.fc1) open_gradient(experts.fc1);
+  }
+  void end_gradients(const Network& experts, Parts parts) {
+    if (parts.fc2) end_gradient(experts.fc2);
+    if (parts.fc1) end_gradient(experts.fc1);
   }
   void delayed_gradients() {
     const Network* const experts = std::exchange(delayed_, nullptr);
     if (!experts) return;
-    open_gradients(*experts);
-    end_gradients(*experts);
+    const Parts later{.fc2 = !at_once().fc2, .fc1 = true};
+    open_gradients(*experts, later);
+    end_gradients(*experts, later);
   }
 
   void experts_backward(const Network& experts, const FfnNeeds& needs) {
@@ -397,7 +406,7 @@ class StepWriter {
         consume(Kind::kRecompute, experts.fc1);
         note(experts.dispatch);
       }
-      if (!c_.delay_wgrad) open_gradients(experts);
+      open_gradients(experts, at_once());
       call(Kind::kBwd, {&experts.fc1, &experts.fc2});
     }
     turn();
@@ -408,8 +417,8 @@ class StepWriter {
       note(router());
       note(router());  // the product for its weight's gradient
     }
-    if (!c_.delay_wgrad) return end_gradients(experts);
-    if (needs.expert_weights()) delayed_ = &experts;
+    end_gradients(experts, at_once());
+    if (c_.delay_wgrad && needs.expert_weights()) delayed_ = &experts;
   }
 
   void attention_backward(const Layer& layer) {

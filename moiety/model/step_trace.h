@@ -16,7 +16,7 @@
 //             embed's dw, or that of its rows
 //
 // With moe.delay_wgrad the experts' dw, fc2's and fc1's, come before the calls of the experts of
-// the next MoE layer, or before embed's.
+// the next MoE layer, or before embed's; with Overlap::kWgrad too, where rows travel, fc1's alone.
 //
 // With Overlap::kMicroBatch a micro-batch's backward and the next one's forward take turns: where a
 // MoE layer's rows have set out, the calls of the other go on.

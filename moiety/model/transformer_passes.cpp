@@ -1,5 +1,6 @@
 // The way of a batch through the layers of the model, there and back. It stops where rows have set
 // out among the experts' ranks, so that another batch may compute meanwhile.
+#include <algorithm>
 #include <utility>
 
 #include "moiety/base/trace.h"
@@ -157,9 +158,11 @@ void Transformer::begin_backward(Saved& s, Stream stream) const {
   tell_ready(s, first_of_end_);
 }
 
-// Weight gradients of experts that wait are complete at the end.
+// Where weight gradients of experts wait, only those behind their layer are complete.
 void Transformer::tell_ready(const Saved& s, int first) const {
-  if (s.ready && *s.ready && (!s.delayed || first == 0)) (*s.ready)(first);
+  if (!s.ready || !*s.ready) return;
+  const MoeBlock* const waits = s.delayed ? s.delayed->block : nullptr;
+  (*s.ready)(waits ? std::max(first, first_of(waits->layer() + 1)) : first);
 }
 
 void Transformer::attention_backward(Saved& s) const {

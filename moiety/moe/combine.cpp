@@ -87,18 +87,23 @@ void check_weights(const char* operation, const EpPlan& plan, const CombineBackw
 
 }  // namespace
 
+Operand operand_of(const SumArgs& sum) {
+  const Rows y(sum.y_CD);
+  const int64_t bytes = byte_size(sum.y_CD.dtype(), sum.y_CD.size(1));
+  return {y[0], sum.y_CD.size(0), y.stride(), bytes};
+}
+
 void issue_sum(const char* operation, EpGroup& group, const EpPlan& plan, OpKind kind,
                const SumArgs& sum, const Stream& stream) {
   const Signature signature = sum_signature(kind, plan, sum);
   EpGroup::Impl& g = *group.impl();
   if (!g.by_kernels()) {
-    const Rows y(sum.y_CD);
-    const int64_t bytes = byte_size(sum.y_CD.dtype(), sum.y_CD.size(1));
-    issue(group, signature, {y[0], sum.y_CD.size(0), y.stride(), bytes}, stream,
+    issue(group, signature, operand_of(sum), stream,
           [plan, sum](Exchange& exchange) { sum_rows(exchange, plan, sum); });
     return;
   }
   if (g.peers) {
+    check_staging(group, signature, operand_of(sum));
     g.among_peers(stream, [&](peers::PeerExchange& exchange) {
       exchange.sum_rows(plan, sum, signature, stream);
     });
@@ -156,6 +161,7 @@ void combine_backward(EpGroup& group, const EpPlan& plan, const CombineBackwardA
   if (impl.by_kernels()) {
     if (!impl.peers) check_alone_on_gpu(kName, "gy", gy);
     if (impl.peers) {
+      check_staging(group, signature, weights ? Operand() : gy.operand(plan.capacity));
       impl.among_peers(stream, [&](peers::PeerExchange& exchange) {
         weights ? exchange.scale_rows(plan, scaled, signature, stream)
                 : exchange.copy_rows(plan, copied, stream);

@@ -46,16 +46,23 @@ DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const Disp
   return {x, args.w_TK, rows, args.zero_tail, args.sink, signature};
 }
 
+void find_amax(const EpPlan& plan, const DispatchRows& d, const Stream& stream) {
+  if (!d.sink.defined()) return;
+  if constexpr (kCudaBuilt) {
+    find_amax_cuda(plan, d, stream);
+  } else {
+    fail_without_cuda("ep dispatch");
+  }
+}
+
 void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stream stream) {
   constexpr const char* kName = "ep dispatch";
   const DispatchRows d = check_dispatch(group, plan, args, stream);
   EpGroup::Impl& g = *group.impl();
   if (g.by_kernels()) {
     if (!g.peers) check_alone_on_gpu(kName, "rows", d.rows);
-    if (args.sink.defined()) {
-      fail(ErrorKind::kUnsupported, "{}: on a GPU no amax is found for a sink", kName);
-    }
     if (g.peers) {
+      check_staging(group, d.signature, d.rows.operand(plan.capacity));
       g.among_peers(stream,
                     [&](peers::PeerExchange& exchange) { exchange.copy_rows(plan, d, stream); });
     } else if constexpr (kCudaBuilt) {
@@ -63,6 +70,7 @@ void dispatch(EpGroup& group, const EpPlan& plan, const DispatchArgs& args, Stre
     } else {
       fail_without_cuda(kName);
     }
+    find_amax(plan, d, stream);
     g.count_on_gpu(stream);
     return;
   }

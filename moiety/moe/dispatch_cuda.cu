@@ -4,6 +4,7 @@
 #include <array>
 #include <type_traits>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/kernel_list.cuh"
 #include "moiety/moe/copy_kernel.h"
 #include "moiety/moe/exchange_cuda.h"
@@ -92,7 +93,61 @@ KernelStart<CopyParams> start_copy(CopyParams& p) {
   });
 }
 
+// The rows of experts whose amax is wanted; a warp has a slot.
+struct AmaxParams {
+  const std::byte* rows;
+  int64_t stride, model, capacity;
+  const int32_t *slot_row, *source;  // source: the place of each slot's row, or null
+  const int64_t* offset;
+  int64_t experts;
+  uint32_t* amax;
+};
+
+__device__ uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFF; }
+__device__ uint32_t magnitude_bits(uint16_t bf16_bits) { return (bf16_bits & 0x7FFFu) << 16; }
+
+// The largest bits are those of the largest magnitude, whoever comes first.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) find_amax(const __grid_constant__ AmaxParams p) {
+  const int lane = threadIdx.x % 32;
+  const int64_t slot = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32;
+  if (slot >= p.capacity || slot >= p.offset[p.experts] || p.slot_row[slot] < 0) return;
+  const int64_t place = p.source ? p.source[slot] : slot;
+  const auto* row = reinterpret_cast<const T*>(p.rows + place * p.stride);
+  uint32_t most = 0;
+#pragma unroll 8
+  for (int64_t i = lane; i < p.model; i += 32) most = max(most, magnitude_bits(row[i]));
+  most = __reduce_max_sync(0xFFFFFFFF, most);
+  if (lane > 0) return;
+  int64_t expert = 0;  // the last one that begins at or before the slot
+  for (int64_t end = p.experts; expert + 1 < end;) {
+    const int64_t middle = (expert + end) / 2;
+    (p.offset[middle] <= slot ? expert : end) = middle;
+  }
+  atomicMax(p.amax + expert, most);
+}
+
 }  // namespace
+
+void find_amax_cuda(const EpPlan& plan, const DispatchRows& d, const Stream& stream) {
+  fill_bytes(d.sink.amax, 0, stream);
+  const AmaxParams p{.rows = d.rows.data[0],
+                     .stride = d.rows.data.stride(),
+                     .model = d.x.model,
+                     .capacity = plan.capacity,
+                     .slot_row = plan.slot_row.data<int32_t>(),
+                     .source = d.rows.source,
+                     .offset = plan.offset.data<int64_t>(),
+                     .experts = plan.rows_real.size(0),
+                     .amax = static_cast<uint32_t*>(d.sink.amax.raw())};
+  if (p.capacity == 0 || p.experts == 0) return;
+  const LaunchShape shape{blocks_for(p.capacity, kRowWarps), kRowThreads};
+  if (d.x.format == PayloadFormat::kBF16) {
+    launch("ep amax", find_amax<uint16_t>, shape, stream, p);
+  } else {
+    launch("ep amax", find_amax<float>, shape, stream, p);
+  }
+}
 
 void copy_rows_cuda(const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                     const ExpertRows& rows, bool tail, const Stream& stream) {

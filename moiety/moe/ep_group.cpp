@@ -164,8 +164,10 @@ void EpGroup::Impl::meet_outside(const char* operation, const std::string& what)
   MOIETY_CHECK(options.zero_copy == ZeroCopy::kAuto, "{}, group \"{}\": zero_copy is kOff",
                operation, options.name);
   check_usable(operation);
+  MOIETY_CHECK(!peers || !peers->captured(last_stream),
+               "{}, group \"{}\": while a graph is captured", operation, options.name);
   wait();
-  if (!exchange) return;
+  if (!exchange && !peers) return;
   const std::vector<std::string> all = comm->bootstrap().all_gather(what);
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
@@ -177,11 +179,22 @@ void EpGroup::Impl::meet_outside(const char* operation, const std::string& what)
 void EpGroup::attach(const comm::SymmetricBuffer& buffer) {
   Impl& g = *impl_;
   g.meet_outside("ep attach", text("a buffer of {} bytes", buffer.bytes()));
-  if (g.exchange && buffer.bytes() > 0) g.exchange->attach(buffer);
+  if (buffer.bytes() == 0) return;
+  if (g.peers) {
+    g.peers->attach(buffer);
+  } else if (g.exchange) {
+    g.exchange->attach(buffer);
+  }
 }
 
 void EpGroup::detach(const comm::SymmetricBuffer& buffer) {
   Impl& g = *impl_;
+  if (g.peers) {
+    g.meet_outside("ep detach", text("a buffer of {} bytes", buffer.bytes()));
+    MOIETY_CHECK(g.peers->detach(buffer), "ep detach, group \"{}\": the buffer is not attached",
+                 name());
+    return;
+  }
   if (!g.exchange) return;
   const int place = g.exchange->place_of(buffer);
   MOIETY_CHECK(place >= 0, "ep detach, group \"{}\": the buffer is not attached", name());
@@ -251,7 +264,9 @@ int EpGroup::rank() const { return impl_->comm->rank(); }
 int EpGroup::ranks() const { return impl_->map.ranks(); }
 const ExpertMap& EpGroup::map() const { return impl_->map; }
 Device EpGroup::device() const { return impl_->options.device; }
-ZeroCopy EpGroup::zero_copy() const { return impl_->options.zero_copy; }
+ZeroCopy EpGroup::zero_copy() const {
+  return transport() == EpTransport::kMapped ? impl_->options.zero_copy : ZeroCopy::kOff;
+}
 EpTransport EpGroup::transport() const {
   const bool carried = impl_->options.transport == EpTransport::kCollectives && ranks() > 1;
   if (impl_->on_gpu()) return carried ? EpTransport::kCollectives : EpTransport::kMapped;

@@ -16,8 +16,8 @@
 // On a GPU (EpOptions::device) operations are kernels on the caller's stream, which may be captured
 // in a graph; the epoch of a captured operation is that of its capture. Tensors and plan memory lie
 // on that GPU. A group of one rank has no memory for peers there. Several ranks may share a GPU;
-// what goes wrong between them is thrown by the group's next call, and rows are always staged. Over
-// collectives, which GPUs take that do not map each other's memory, the communicator's own operations
+// what goes wrong between them is thrown by the group's next call. A graph finds attached rows where
+// they were when it was captured. Over collectives, which GPUs take that do not map each other's memory, the communicator's own operations
 // carry blocks of EpLimits::peer_rows records for each peer, whatever is in them; Reduction::kToken
 // is Error(kUnsupported), and graphs that were captured before `reserve` took other memory must not
 // be launched any more.
@@ -92,6 +92,7 @@ enum class Overlap : uint8_t {
   kWgrad,       // the experts' weight gradients, beside the exchange that brings dh home
   kShared,      // the shared expert, beside the first exchange of forward and that of backward
   kMicroBatch,  // another micro-batch, beside every one: model/transformer.h
+  kAuto,        // kWgrad on GPUs, kNone on CPUs
 };
 
 struct EpOptions {
@@ -99,13 +100,14 @@ struct EpOptions {
   Seconds deadline{100};  // limit of every wait inside an operation
   int chunk_rows = 16;    // rows that are announced to the receiver together
   EpTransport transport = EpTransport::kAuto;
-  ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives and on a GPU
+  ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives
   // The multiprocessors whose worth of a GPU's blocks pushes rows to experts beside the others; at
   // most half of all, 0 for a quarter. No bit depends on it, and it may differ between ranks.
   int comm_sms = 0;
   // where operations run: a CPU for all ranks, or a GPU for each
   Device device = {};
-  // For tests: called before something goes to a peer, by the thread that is about to send it.
+  // For tests: called before something goes to a peer, by the thread that is about to send it; on a
+  // GPU by the one that launches the kernel.
   std::function<void()> before_store = {};
 };
 
@@ -159,7 +161,7 @@ class EpGroup {
   int ranks() const;
   const ExpertMap& map() const;
   Device device() const;
-  ZeroCopy zero_copy() const;
+  ZeroCopy zero_copy() const;  // kOff over collectives
   int local_experts() const { return map().local_count(rank()); }
   // kMapped or kCollectives; on a GPU kMapped.
   EpTransport transport() const;

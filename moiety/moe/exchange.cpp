@@ -5,6 +5,7 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
+#include "moiety/base/gpu.h"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/gpu_exchange.h"
 #include "moiety/moe/peers/exchange_text.h"
@@ -178,6 +179,20 @@ Stream side_stream(EpGroup& group) {
   return *g.side;
 }
 
+void begin_beside(EpGroup& group, const Stream& side) {
+  if (const auto& peers = group.impl()->peers) peers->set_apart(side);
+}
+void end_beside(EpGroup& group, const Stream& main) {
+  if (const auto& peers = group.impl()->peers) peers->join(main);
+}
+
+int sms_beside(const EpGroup& group) {
+  const EpGroup::Impl& g = *group.impl();
+  if (!g.peers || g.options.comm_sms == 0) return 0;
+  const int all = gpu_properties(g.options.device.index).multiprocessors;
+  return all - std::min(g.options.comm_sms, all / 2);
+}
+
 TensorView waited_ns(const EpGroup& group) {
   const EpGroup::Impl& g = *group.impl();
   if (!g.peers) return {};
@@ -211,10 +226,13 @@ void check_plan(const char* operation, const EpGroup& group, const EpPlan& plan,
 void check_staging(const EpGroup& group, const Signature& signature, const Operand& operand) {
   const EpGroup::Impl& g = *group.impl();
   const bool stages = g.limits.staged || g.map.ranks() == 1 || signature.op == OpKind::kPrepare ||
-                      g.exchange->transport() != EpTransport::kMapped;
+                      group.transport() != EpTransport::kMapped;
   if (stages) return;
+  const auto reaches = [&] {
+    return g.peers ? g.peers->reaches(operand) : g.exchange->place_of(operand) >= 0;
+  };
   const bool direct = g.options.zero_copy == ZeroCopy::kAuto && signature.may_be_direct() &&
-                      (operand.rows == 0 || g.exchange->place_of(operand) >= 0);
+                      (operand.rows == 0 || reaches());
   if (direct) return;
   fail(ErrorKind::kUnsupported,
        "ep {}, group \"{}\": peers cannot reach these rows, and no memory is reserved for rows on "

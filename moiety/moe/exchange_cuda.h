@@ -37,6 +37,9 @@ void expert_rows_cuda(const ExpertRowsArgs& args, const Stream& stream);
 // padding and, if asked, the tail. Scales are compact.
 void copy_rows_cuda(const EpPlan& plan, const SourceRows& x, const TensorView& w_TK,
                     const ExpertRows& rows, bool tail, const Stream& stream);
+// Sets the sink to the amax of each local expert's rows, which a dispatch has brought. The rows are
+// read once more.
+void find_amax_cuda(const EpPlan& plan, const DispatchRows& d, const Stream& stream);
 // gy[slot] := round(slot_w[slot] g[t]), and the dot products with y if there are values; zeroes the
 // padding. All rows have one floating-point dtype.
 struct ScaleRowsArgs {

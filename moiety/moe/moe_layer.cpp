@@ -22,6 +22,9 @@ struct MoeLayer::Experts {
   gemm::GroupedMlp plain;
   gemm::QuantizedMlp quantized;  // in use if it has a recipe
   bool has_recipe() const { return quantized.fc1.recipe; }
+  void limit_sms(int limit) {
+    plain.sm_limit = quantized.fc1.sm_limit = quantized.fc2.sm_limit = limit;
+  }
 
   void forward(const gemm::MlpInput& input, TensorView h, TensorView y, Arena& arena,
                Stream stream) const {
@@ -51,12 +54,13 @@ struct MoeLayer::Experts {
   }
 };
 
-Beside::Beside(bool apart, const Stream& side, const Stream& main)
-    : apart_(apart), side_(apart ? side : main), main_(main) {
+Beside::Beside(bool apart, const Stream& side, const Stream& main, EpGroup& group)
+    : apart_(apart), group_(&group), side_(apart ? side : main), main_(main) {
   if (!apart_) return;
   Event here;
   here.record(main_);
   side_.wait(here);
+  begin_beside(*group_, side_);
 }
 
 void Beside::end() {
@@ -64,7 +68,9 @@ void Beside::end() {
 }
 
 void Beside::join() const {
-  if (apart_) main_.wait(end_);
+  if (!apart_) return;
+  end_beside(*group_, main_);
+  main_.wait(end_);
 }
 
 MoeStats moe_stats(const TensorView& info) {
@@ -93,8 +99,13 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
   MOIETY_CHECK(group.map().experts() == config.router.experts,
                "moe_layer: group \"{}\" has {} experts, the router {}", group.name(),
                group.map().experts(), config.router.experts);
-  const bool beside = config.overlap == Overlap::kWgrad || config.overlap == Overlap::kShared;
+  if (config.overlap == Overlap::kAuto) {
+    const bool gpu = group.device().type == DeviceType::kCuda;
+    config_.overlap = gpu ? Overlap::kWgrad : Overlap::kNone;
+  }
+  const bool beside = config_.overlap == Overlap::kWgrad || config_.overlap == Overlap::kShared;
   if (beside && group.ranks() > 1) side_ = side_stream(group);
+  if (overlaps(Overlap::kWgrad)) sms_beside_ = sms_beside(group);
   layout_ = choose_row_layout(config.layout, group.ranks());
   path_ = gemm::choose_grouped_mlp({.dtype = config.dtype,
                                     .model = config.model,
@@ -497,9 +508,10 @@ bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const
   return true;
 }
 
-void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& args,
-                                const MoeRows& rows, const EpPlan& plan, TensorView free_CD,
-                                Arena& arena, Stream stream) const {
+void MoeLayer::weight_gradients(Experts experts, const WeightGradients& args, const MoeRows& rows,
+                                const EpPlan& plan, TensorView free_CD, Arena& arena,
+                                Stream stream) const {
+  experts.limit_sms(sms_beside_);
   gemm::MlpGradients g{.d_o = in_place() ? args.dout_TD : rows_of(args.gradient.dy_CD, plan),
                        .h = rows.hidden_CH,
                        .dh = rows.hidden_CH,
@@ -512,10 +524,8 @@ void MoeLayer::weight_gradients(const Experts& experts, const WeightGradients& a
   if (!in_place()) {
     // Without the gradient of w1, or with columns, only the shape of x is read.
     const TensorView x = rows.rows_CD.defined() ? rows.rows_CD : g.d_o;
-    Experts with_columns = experts;
-    with_columns.quantized.fc1.columns = rows.columns;
-    return with_columns.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena,
-                                         stream);
+    experts.quantized.fc1.columns = rows.columns;
+    return experts.backward_weights(mlp_input(plan, rows, x), g, args.w2, args.w1, arena, stream);
   }
   ArenaScope temporaries(arena);
   const RowCopies copies = experts.has_recipe() ? RowCopies{} : copies_;

@@ -157,7 +157,7 @@ struct MoeBackwardArgs {
 class Beside {
  public:
   Beside() = default;
-  Beside(bool apart, const Stream& side, const Stream& main);
+  Beside(bool apart, const Stream& side, const Stream& main, EpGroup& group);
   bool apart() const { return apart_; }
   const Stream& stream() const { return side_; }
   void end();
@@ -165,6 +165,7 @@ class Beside {
 
  private:
   bool apart_ = false;
+  EpGroup* group_ = nullptr;
   Stream side_, main_;
   Event end_;
 };
@@ -261,8 +262,8 @@ class MoeLayer {
   // A stream for an exchange, which is apart from the main one where `overlap` is asked for, or the
   // caller has one.
   Beside beside(Overlap overlap, const std::optional<Stream>& exchange, const Stream& main) const {
-    if (exchange && group_->ranks() > 1) return {true, *exchange, main};
-    return {overlaps(overlap), side_, main};
+    if (exchange && group_->ranks() > 1) return {true, *exchange, main, *group_};
+    return {overlaps(overlap), side_, main, *group_};
   }
 
   // `copies`: with rows_CD, where there is one.
@@ -330,7 +331,7 @@ class MoeLayer {
                       TensorView h_TD, TensorView dx_CD, gemm::MlpGradients gradients,
                       const gemm::GradTarget& w2, Arena& arena, Stream stream) const;
   // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
-  void weight_gradients(const Experts& experts, const WeightGradients& args, const MoeRows& rows,
+  void weight_gradients(Experts experts, const WeightGradients& args, const MoeRows& rows,
                         const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
   // Sends the rows' gradients back through dispatch.
   void send_home(const MoeSaved& saved, const gemm::MlpGradients& gradients,
@@ -340,7 +341,8 @@ class MoeLayer {
   MoeConfig config_;
   std::optional<QuantSpec> dispatch_, kept_;
   EpGroup* group_;
-  Stream side_;  // of the exchange that has something beside it
+  Stream side_;         // of the exchange that has something beside it
+  int sms_beside_ = 0;  // that the experts' weight gradients take beside an exchange; 0: all
   RowLayout layout_;
   gemm::PathReport path_;
   RowCopies copies_;  // without a recipe

@@ -7,7 +7,8 @@
 // or none.
 //
 // Error(kInvalidArgument) with EpLimits::depth 1, where rows would wait for the counts. Rows are
-// staged, whatever is attached. Over collectives, and on a GPU, the two run one after the other.
+// staged, whatever is attached. Over collectives, in a group of one rank on a GPU, and among ranks on
+// GPUs that reserved more than kFewTokens, the two run one after the other.
 #pragma once
 
 #include "moiety/moe/dispatch.h"

@@ -53,6 +53,8 @@ struct SumArgs {
   Reduction reduction = Reduction::kRank;
 };
 void sum_rows(Exchange& exchange, const EpPlan& plan, const SumArgs& args);
+// The rows that homes may read.
+Operand operand_of(const SumArgs& args);
 
 // A dispatch whose arguments have been checked.
 struct DispatchRows {
@@ -65,6 +67,8 @@ struct DispatchRows {
 };
 DispatchRows check_dispatch(const EpGroup& group, const EpPlan& plan, const DispatchArgs& args,
                             const Stream& stream);
+// On a GPU: sets the sink, if there is one, from the rows that the dispatch has brought.
+void find_amax(const EpPlan& plan, const DispatchRows& d, const Stream& stream);
 
 // The checks that combine and dispatch_backward share.
 struct SumNames {

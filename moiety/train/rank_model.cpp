@@ -68,8 +68,7 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
     group_ = make_group(groups_.of({gtp::Axis::kEp}), int(config.router.experts),
                         ep_limits(settings, tokens / grid.tp), options);
   }
-  zero_copy_ = settings.ep.zero_copy == moe::ZeroCopy::kAuto && grid.ep > 1 && group_ &&
-               device.type == DeviceType::kCpu && group_->transport() == moe::EpTransport::kMapped;
+  zero_copy_ = group_ && grid.ep > 1 && group_->zero_copy() == moe::ZeroCopy::kAuto;
   rows_are_quantized_ =
       precision_of_recipe(settings, settings.precision.recipe).dispatch.has_value();
   transformer_.emplace(
@@ -95,7 +94,7 @@ void RankModel::share_rows(int64_t capacity, Arena& arena, Arena* other) {
     group_->detach(shared_rows_);
     shared_rows_.close();
   }
-  shared_rows_ = comm::SymmetricBuffer::create(comm, "expert rows", all);
+  shared_rows_ = comm::SymmetricBuffer::create(comm, "expert rows", all, device_);
   group_->attach(shared_rows_);
   arena.lend({shared_rows_.local(), size_t(bytes)});
   if (other_arena_) other_arena_->lend({shared_rows_.local() + bytes, size_t(bytes)});

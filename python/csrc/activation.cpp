@@ -1,3 +1,4 @@
+#include "moiety/gemm/grouped_mlp.h"
 #include "python/csrc/operators.h"
 
 namespace moiety::torch_ops {
@@ -52,11 +53,8 @@ std::tuple<Tensor, Tensor> activation_backward(Tensor da, Tensor h, Optional spl
     const TensorView dscale_R = row_scale ? view_of(dscale) : TensorView();
     gemm::activation_backward(args, call.view("da", da, args.h.dtype(), {rows, ffn}), view_of(dh),
                               {}, dscale_R, call.stream());
-    if (splits) {
-      for (const TensorView& out : {view_of(dh), dscale_R}) {
-        if (out.defined()) gemm::zero_dead_rows(args.groups, out, call.stream());
-      }
-    }
+    const TensorView dead[] = {view_of(dh), dscale_R};
+    if (splits) gemm::zero_dead_rows(args.groups, dead, call.stream());
     return std::tuple(dh, dscale);
   });
 }

@@ -92,6 +92,11 @@ ScalarType scalar_type(DType dtype) {
 TensorView view_of(const Tensor& x) {
   const auto sizes = x.sizes(), strides = x.strides();
   MOIETY_CHECK(x.dim() <= kMaxDims, "a tensor of {} dimensions", x.dim());
+  // Without elements strides say nothing, and torch makes them what it likes.
+  if (x.numel() == 0) {
+    return TensorView(x.data_ptr(), dtype_of_tensor(x),
+                      std::span<const int64_t>(sizes.data(), sizes.size()), device_of(x));
+  }
   return TensorView(x.data_ptr(), dtype_of_tensor(x),
                     std::span<const int64_t>(sizes.data(), sizes.size()),
                     std::span<const int64_t>(strides.data(), strides.size()), device_of(x));
@@ -175,11 +180,18 @@ TensorView Call::status() const {
   return {const_cast<uint32_t*>(status_.data()), DType::kUInt32, {4}};
 }
 
-gemm::Groups Call::groups(const Tensor& splits, int64_t capacity) {
+gemm::Groups Call::groups(const Tensor& splits, int64_t capacity, int64_t work) {
   const DType dtype = splits.scalar_type() == ScalarType::Int ? DType::kInt32 : DType::kInt64;
   const TensorView count = whole("splits", splits, dtype, {-1});
   const int64_t experts = count.size(0);
-  const gemm::OffsetSpec spec{.out = scratch({experts + 1}, ScalarType::Long)};
+  // The area begins where an allocation of torch's would.
+  constexpr int64_t kAligned = 512;
+  const int64_t offsets =
+      (byte_size(DType::kInt64, experts + 1) + kAligned - 1) / kAligned * kAligned;
+  const TensorView memory = bytes(offsets + work);
+  work_area_ = memory.slice(0, offsets, offsets + work);
+  const gemm::OffsetSpec spec{
+      .out = TensorView(memory.raw(), DType::kInt64, {experts + 1}, memory.device())};
   gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), stream());
   check_data();
   return {.begin_E1 = spec.out, .status = status(), .experts = experts, .capacity = capacity};

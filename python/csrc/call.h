@@ -67,8 +67,10 @@ class Call {
   TensorView bytes(int64_t size) { return scratch({size}, ScalarType::Byte); }
   TensorView scratch(const Sizes& sizes, ScalarType dtype);
 
-  // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other.
-  gemm::Groups groups(const Tensor& splits, int64_t capacity);
+  // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other. Also makes a
+  // work area of `work` bytes, which work_area() then is: one allocation for both.
+  gemm::Groups groups(const Tensor& splits, int64_t capacity, int64_t work = 0);
+  const TensorView& work_area() const { return work_area_; }
   // Throws if the data had a fault that the core recorded. On a GPU nobody reads what the data are:
   // a group whose size is a fault has no rows there.
   void check_data() const;
@@ -82,6 +84,7 @@ class Call {
   ThreadBudget threads_;
   std::array<uint32_t, 4> status_{};
   std::vector<Tensor> scratch_;
+  TensorView work_area_;
 };
 
 ScalarType scalar_type(DType dtype);

@@ -181,7 +181,8 @@ struct Mlp {
     MOIETY_CHECK(a.splits.dim() == 1 && a.splits.size(0) == experts,
                  "moiety::{}: splits is {}, w1 has {} experts", call.name(),
                  view_of(a.splits).describe(), experts);
-    input.groups = call.groups(a.splits, rows);
+    input.groups.experts = experts;
+    input.groups.capacity = rows;
     input.x = x;
     input.prob_R = call.whole("row_scale", a.row_scale, DType::kFloat32, {rows});
     input.source_R = call.whole("source", a.source, DType::kInt32, {rows});
@@ -189,7 +190,10 @@ struct Mlp {
     MOIETY_CHECK(a.source || !a.row_tk, "moiety::{}: row_tk goes with source", call.name());
     if (experts > 0 && model > 0 && ffn > 0) {
       mlp.path = gemm::choose_grouped_mlp({dtype, model, ffn, a.interleave}, call.device()).path;
+    } else if (call.device().type == DeviceType::kCuda) {  // nothing is multiplied
+      mlp.path = gemm::MlpPath::kCudaPlain;
     }
+    input.groups = call.groups(a.splits, rows, gemm::grouped_mlp_workspace(mlp, input));
   }
   int64_t results() const { return input.row_TK.defined() ? input.x.size(0) : rows; }
 };
@@ -207,11 +211,11 @@ std::tuple<Tensor, Tensor> grouped_mlp(Tensor x, Tensor w1, Tensor w2, Tensor sp
                        activation_of(call, kind, alpha, limit, offset), interleave});
     const Tensor y = call.empty({m.results(), m.model}, x.scalar_type());
     const Tensor h = call.empty({m.rows, m.hidden}, x.scalar_type());
-    const TensorView workspace = call.bytes(gemm::grouped_mlp_workspace(m.mlp, m.input));
-    gemm::grouped_mlp_forward(m.mlp, m.input, view_of(h), view_of(y), workspace, call.stream());
+    gemm::grouped_mlp_forward(m.mlp, m.input, view_of(h), view_of(y), call.work_area(),
+                              call.stream());
     call.check_data();
-    gemm::zero_dead_rows(m.input.groups, view_of(h), call.stream());
-    if (!row_tk) gemm::zero_dead_rows(m.input.groups, view_of(y), call.stream());
+    const TensorView dead[] = {view_of(h), row_tk ? TensorView() : view_of(y)};
+    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(y, h);
   });
 }
@@ -244,12 +248,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> grouped_mlp_backward(
     g.dprob_R = given(dscale, row_scale.has_value());
     g.db1_EH = given(db1, b1.has_value());
     g.db2_ED = given(db2, b2.has_value());
-    const TensorView workspace = call.bytes(gemm::grouped_mlp_workspace(m.mlp, m.input));
-    gemm::grouped_mlp_backward_data(m.mlp, m.input, g, workspace, call.stream());
+    gemm::grouped_mlp_backward_data(m.mlp, m.input, g, call.work_area(), call.stream());
     call.check_data();
-    for (const TensorView& rows : {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx}) {
-      if (rows.defined()) gemm::zero_dead_rows(m.input.groups, rows, call.stream());
-    }
+    const TensorView dead[] = {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx};
+    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(dx, dscale, db1, db2, dh, a);
   });
 }

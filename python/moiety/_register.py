@@ -143,10 +143,11 @@ def _mlp_setup(ctx: Any, inputs: Any, output: Any) -> None:
     *ctx.activation, main_grad1, main_grad2 = constants
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    # Nobody's gradient is wanted that would need it: not even h is kept.
-    kept = any(ctx.needs_input_grad)
-    ctx.save_for_backward(*([x, w1, w2, splits, row_scale, source, row_tk, b1, b2, output[1],
-                             main_grad1, main_grad2] if kept else [None] * 12))
+    # Nobody's gradient is wanted that would need it: not even h is kept. The values of x serve w1's alone.
+    needs = ctx.needs_input_grad
+    kept = any(needs)
+    ctx.save_for_backward(*([x if needs[1] else None, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                             output[1], main_grad1, main_grad2] if kept else [None] * 12))
 
 
 def _mlp_backward(ctx: Any, dy: Tensor, _dh: Any) -> Any:
@@ -158,8 +159,10 @@ def _mlp_backward(ctx: Any, dy: Tensor, _dh: Any) -> Any:
         return (None,) * 16
     need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2, *_ = ctx.needs_input_grad
     dy = _contiguous(dy)
+    # Of x only the shape is read, which is that of dy.
     dx, dscale, db1, db2, dh, a = below.grouped_mlp_backward(
-        dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *ctx.activation, need_x)
+        dy, h, dy if x is None else x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *ctx.activation,
+        need_x)
     del h
     dw1 = dw2 = None
     if need_w2:

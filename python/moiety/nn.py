@@ -18,6 +18,7 @@ from torch.optim.optimizer import (register_optimizer_step_post_hook,
                                    register_optimizer_step_pre_hook)
 
 from . import _blocks, _experts, errors, ops
+from ._activation import Activation, ClampedSwiglu, QGeglu, SquaredRelu, Swiglu
 from ._blocks import replace_moe
 from ._experts import refresh
 from ._register import below
@@ -25,40 +26,6 @@ from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
            "QGeglu", "RouterConfig", "SquaredRelu", "Swiglu", "refresh", "replace_moe", "warmup"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """What stands between the two linears (moiety/gemm/swiglu.h)."""
-
-    kind: str
-    alpha: float
-    limit: float
-    offset: float
-
-    @property
-    def gated(self) -> bool:
-        return self.kind == "glu"
-
-
-def Swiglu() -> Activation:
-    """silu(gate) * up."""
-    return Activation("glu", 1.0, math.inf, 0.0)
-
-
-def ClampedSwiglu(limit: float) -> Activation:
-    """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-    return Activation("glu", 1.0, limit, 0.0)
-
-
-def QGeglu(alpha: float, limit: float, offset: float) -> Activation:
-    """gate * sigmoid(alpha * gate) * (up + offset), clamped as above; GPT-OSS: (1.702, 7, 1)."""
-    return Activation("glu", alpha, limit, offset)
-
-
-def SquaredRelu() -> Activation:
-    """relu(x)^2; FC1 has F rows, not 2F."""
-    return Activation("relu2", 1.0, math.inf, 0.0)
 
 
 _delayed: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose weight gradients may be pending
@@ -95,7 +62,10 @@ class _ManagedLinear(torch.autograd.Function):
     def forward(ctx: Any, module: Any, x: Tensor, weight: Tensor, splits: Tensor, bias: Tensor | None,
                 row_scale: Tensor | None, overwrite: bool) -> Any:
         ctx.module, ctx.overwrite = module, overwrite
-        ctx.save_for_backward(x, weight, splits, bias, row_scale)
+        need_x, need_w, _, need_bias, need_scale = ctx.needs_input_grad[1:6]
+        need_bias = need_bias or need_scale
+        ctx.save_for_backward(x if need_w else None, weight if need_x else None, splits,
+                              bias if need_bias else None, row_scale if need_bias else None)
         return module._product(x, weight.detach(), splits, bias, row_scale, None)
 
     @staticmethod
@@ -124,7 +94,9 @@ class _ManagedMlp(torch.autograd.Function):
         y, h = below.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
                                  *module._constants(), None, None)
         ctx.module = module
-        ctx.save_for_backward(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, h)
+        # The values of x serve w1's gradient alone.
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, w1, w2, splits, row_scale, source, row_tk,
+                              b1, b2, h)
         return y
 
     @staticmethod
@@ -135,8 +107,8 @@ class _ManagedMlp(torch.autograd.Function):
         _, need_x, need_w1, need_w2, _, need_scale, _, _, need_b1, need_b2 = ctx.needs_input_grad
         dy = dy.contiguous()
         dx, dscale, db1, db2, dh, a = below.grouped_mlp_backward(
-            dy, h, x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
-            *ctx.module._constants(), need_x)
+            dy, h, dy if x is None else x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+            *ctx.module._constants(), need_x)  # of x only the shape is read, which is that of dy
         del h
         if need_w2:
             ctx.module.fc2._add_job((dy, a, splits, source, None))
@@ -258,9 +230,32 @@ class GroupedLinear(torch.nn.Module):
                 f"bias={self.experts_of('bias') is not None}, params={self.forms['weight']!r}, "
                 f"grad={self.grad_target!r}")
 
-    def forward(self, x: Tensor, splits: Tensor | Sequence[int], *, row_scale: Tensor | None = None) -> Tensor:
-        """x [..., C] as rows; returns [..., N]. splits [E]: a tensor, or a list of ints."""
+    def forward(self, x: Tensor, splits: Tensor | Sequence[int], *, row_scale: Tensor | None = None,
+                out: Tensor | None = None) -> Tensor:
+        """x [..., C] as rows; returns [..., N]. splits [E]: a tensor, or a list of ints. `out` [..., N] is
+        written and returned, where no gradient is asked for; its dead rows stay as they are."""
+        if out is not None:
+            return self._forward_out(x, splits, row_scale, out)
         return self._forward(x, splits, self.stacked("bias"), row_scale)
+
+    def _forward_out(self, x: Tensor, splits: Tensor | Sequence[int], row_scale: Tensor | None,
+                     out: Tensor) -> Tensor:
+        if self.recipe != "bf16":
+            raise errors.Unsupported(f"GroupedLinear: out is given, but recipe is {self.recipe!r}; only "
+                                     "'bf16' writes into a buffer")
+        weight = self.stacked("weight")
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            raise errors.InvalidArgument("GroupedLinear: out is given, which has no gradient, but one is asked "
+                                         "for; call it under torch.no_grad()")
+        rows = _rows(x, weight)
+        if out.shape != (*x.shape[:-1], self.out_features) or not out.is_contiguous():
+            raise errors.InvalidArgument(
+                f"GroupedLinear: out has shape {list(out.shape)} and strides {list(out.stride())}, expected "
+                f"contiguous {[*x.shape[:-1], self.out_features]}")
+        with errors.translated():
+            below.grouped_linear_out(rows, weight, _splits(splits, rows), self.stacked("bias"), row_scale,
+                                     out.view(-1, self.out_features))
+        return out
 
     def _forward(self, x: Tensor, splits: Tensor | Sequence[int], bias: Tensor | None, row_scale: Tensor | None,
                  overwrite: bool = False) -> Any:

@@ -496,6 +496,7 @@ TEST(GtpTrain, TheTraceIsKnownBeforeTheRun) {
   expect_known_trace(kTogether[2], {"--precision.recipe=nvfp4", "--memory.recompute=moe"});
   expect_known_trace(kTogether[3], {"--memory.recompute=full", "--model.tie_embeddings"});
   expect_known_trace(kTogether[4], {"--precision.recipe=bf16"});
+  expect_known_trace(kEp2Egtp2, {"--ep.overlap=wgrad", "--moe.delay_wgrad"});
 }
 
 // The bytes of the experts' weights, whose shards are full, in a step on demand: received bytes

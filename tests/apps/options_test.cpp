@@ -131,7 +131,7 @@ TEST(Options, ErrorsOfFilesNameTheLine) {
        "c.toml:2: parallel.layout is not available in this version of Moiety"},
       {"[ep]\ncomm_sms = -1\n", "c.toml:2: ep.comm_sms = -1: must be an integer, 0..1024"},
       {"[ep]\noverlap = \"batch\"\n",
-       "c.toml:2: ep.overlap = 'batch': must be one of none | wgrad | shared | micro_batch"},
+       "c.toml:2: ep.overlap = 'batch': must be one of auto | none | wgrad | shared | micro_batch"},
       {"[ep]\ndepth = 9\n", "c.toml:2: ep.depth = 9: must be an integer, 1..8"},
       {"[parallel]\npp = 2\n", "c.toml:2: parallel.pp is not supported"},
       {"[precision]\ngrad_reduce = \"fp8\"\n",

@@ -98,7 +98,7 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
       kOnGpu + Arguments{"--train.steps=12", "--precision.recipe=bf16", "--checkpoint.interval=0"};
   for (const Ranks& r : {kEp2, kEp2Dp2}) {
     const auto named = [&](const std::string& what) { return text("{}-{}", what, r.name); };
-    train_at(named("none"), r, bf16);
+    train_at(named("none"), r, bf16 + Arguments{"--ep.overlap=none"});
     for (const char* overlap : {"shared", "wgrad"}) {
       train_at(named(overlap), r, bf16 + Arguments{text("--ep.overlap={}", overlap)});
       expect_equal(named(overlap), named("none"));
@@ -107,6 +107,8 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
                bf16 + Arguments{text("--ep.overlap={}", overlap), "--moe.delay_wgrad"});
       expect_equal(named(delayed), named("none"));
     }
+    train_at(named("left"), r, bf16 + Arguments{"--ep.overlap=wgrad", "--ep.comm_sms=16"});
+    expect_equal(named("left"), named("none"));
     for (const char* recipe : {"bf16", "mxfp8"}) {
       const Arguments rows{text("--precision.recipe={}", recipe), "--train.steps=6"};
       train_at(named(text("expert-{}", recipe)), r, bf16 + rows + Arguments{"--moe.layout=expert"});
@@ -117,6 +119,39 @@ TEST_F(ExpertParallelGpu, OverlapsChangeNothing) {
       train_at(named(recompute), r, bf16 + Arguments{text("--memory.recompute={}", recompute)});
       expect_equal(named(recompute), named("none"));
     }
+  }
+}
+
+// Rows that peers store into their slots, and outputs that they read, give the bits of staged ones:
+// captured and eager, with recipes that quantize what came, and with room that grows on the way.
+TEST_F(ExpertParallelGpu, RowsWherePeersReachThemChangeNothing) {
+  const Arguments steps = kOnGpu + Arguments{"--train.steps=8", "--checkpoint.interval=0"};
+  const Arguments direct{"--ep.zero_copy=auto"};
+  struct Case {
+    const char* name;
+    Ranks ranks;
+    Arguments more;
+  };
+  const Case cases[] = {
+      {"bf16", kEp2, {"--precision.recipe=bf16"}},
+      {"token", kEp2Dp2, {"--precision.recipe=bf16", "--moe.combine=token"}},
+      {"mxfp8", kEp2, {"--precision.recipe=mxfp8"}},
+      {"codes", kEp2, {"--precision.recipe=mxfp8", "--precision.dispatch=mxfp8"}},
+      {"maps", kEp2, {"--precision.recipe=bf16", "--moe.layout=rank"}},
+      {"recomputed", kEp2Tp2, {"--precision.recipe=bf16", "--memory.recompute=moe"}},
+      {"beside", kEp2, {"--precision.recipe=bf16", "--ep.overlap=shared"}},
+      {"grown",
+       kEp2,
+       {"--precision.recipe=bf16", "--router.aux=none", "--router.bias_rate=0", "--moe.top_k=1",
+        "--init.std=0.2", "--optim.lr=0.04", "--train.steps=24"}}};
+  for (const Case& c : cases) {
+    const auto named = [&](const char* how) { return text("{}-{}", how, c.name); };
+    const Arguments more = steps + (c.name == std::string("mxfp8") ? kWide : Arguments{}) + c.more;
+    train_at(named("staged"), c.ranks, more);
+    train_at(named("direct"), c.ranks, more + direct);
+    expect_equal(named("direct"), named("staged"));
+    train_at(named("eager"), c.ranks, more + direct + kEager);
+    expect_equal(named("eager"), named("staged"));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "moiety/gemm/grouped_mlp.h"
 #include "tests/gemm/groups.h"
 #include "tests/support/error_of.h"
 
@@ -197,6 +198,24 @@ TEST(ZeroDeadRows, TakesNumbersOfRowsAndRowsWithGaps) {
   EXPECT_NE(error_of([&] {
               zero_dead_rows(groups(), wide.view().slice(0, 0, 1), Stream());
             }).find("zero_dead_rows: rows is float32[1, 5]"),
+            std::string::npos);
+}
+
+TEST(ZeroDeadRows, TakesSeveralBuffersAndPassesOverThoseThatAreAbsent) {
+  const TestGroups groups({"", {2, 0, 1}, 1, 2});
+  const Tensor x = normal_tensor(DType::kBFloat16, {groups.capacity(), 3}, 4);
+  const Tensor numbers = normal_tensor(DType::kFloat32, {groups.capacity()}, 5);
+  const Tensor alone = copy_of(x);
+  zero_dead_rows(groups(), alone, Stream());
+  const TensorView buffers[] = {numbers, {}, x};
+  zero_dead_rows(groups(), buffers, Stream());
+  const std::vector<int64_t> owner = groups.owners();
+  for (int64_t i = 0; i < x.view().numel(); ++i) ASSERT_EQ(get(x, i), get(alone, i)) << i;
+  for (int64_t r = 0; r < groups.capacity(); ++r) EXPECT_EQ(get(numbers, r) == 0, owner[r] < 0);
+  const std::vector<TensorView> five(5, x.view());
+  EXPECT_NE(error_of([&] {
+              zero_dead_rows(groups(), five, Stream());
+            }).find("zero_dead_rows: 5 buffers, at most 4"),
             std::string::npos);
 }
 

@@ -471,6 +471,16 @@ TEST(QuantizedLinear, RefusesWhatItCannotDo) {
               quantized_mlp_forward(mlp, input, y, y, arena, {});
             }).find("its inverse source_R is missing"),
             std::string::npos);
+  // The limit reaches the product.
+  const Groups groups{.begin_E1 = begin, .experts = 1, .capacity = 4};
+  const Tensor wide = activations(4, 64, 3), dw(DType::kFloat32, {1, 32, 64});
+  QuantizedLinear limited{&recipe, {{}, w.view().reshape({1, 32, 64})}, {}};
+  limited.sm_limit = -1;
+  EXPECT_EQ(error_of([&] {
+              quantized_grouped_weight_gradient(limited, groups, {y}, {wide}, dw.view(), {}, arena,
+                                                {});
+            }),
+            "grouped_gemm: sm_limit is -1, expected a number of multiprocessors, or 0");
 }
 
 }  // namespace

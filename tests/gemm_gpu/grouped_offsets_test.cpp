@@ -1,6 +1,7 @@
 // grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU; and
 // zero_dead_rows zeroes what it zeroes there.
 #include "moiety/base/graph.h"
+#include "moiety/gemm/grouped_mlp.h"
 #include "moiety/gemm/grouped_tensor.h"
 #include "tests/gemm/groups.h"
 #include "tests/support/gpu_test.h"
@@ -81,8 +82,8 @@ TEST_F(OffsetsGpu, DeadRowsAreZeroedAsOnTheCpu) {
         there.begin_E1 = m(there.begin_E1);
         there.status = {};
         const Graph graph(stream, [&] {
-          zero_dead_rows(there, m(rows), stream);
-          zero_dead_rows(there, m(numbers), stream);
+          const TensorView buffers[] = {m(rows), {}, m(numbers)};
+          zero_dead_rows(there, buffers, stream);
         });
         graph.launch(stream);
         zero_dead_rows(groups(), rows, Stream());

@@ -275,14 +275,16 @@ class RankRun {
         me_(world.rank()),
         group_(EpGroup::create(world, p.map, p.limits,
                                {.name = "case",
+                                .deadline = Seconds(20),
                                 .chunk_rows = p.c.chunk_rows,
                                 .transport = transport,
                                 .zero_copy = c_.direct < 0 ? ZeroCopy::kOff : ZeroCopy::kAuto,
+                                .comm_sms = kCommSms[(c_.topk + c_.depth + c_.chunk_rows) % 5],
                                 .device = place.stream.device()})) {
     if (group_.bytes().total > 0) poison_memory(group_, place_.stream);
     if constexpr (requires { place_.enter(group_, world); }) place_.enter(group_, world);
-    if constexpr (std::is_same_v<Place, OnHost>) {
-      if (c_.direct >= 0 && transport == EpTransport::kMapped) {
+    if constexpr (requires { place_.attach(group_, world, 0, 0); }) {
+      if (c_.direct >= 0 && group_.transport() == EpTransport::kMapped) {
         operands_ = [this, &world] { place_.attach(group_, world, operand_bytes(), c_.direct); };
       }
     }
@@ -302,6 +304,7 @@ class RankRun {
   }
 
  private:
+  static constexpr int kCommSms[] = {0, 1, 3, 24, 1024};  // no bit depends on it
   // Enough for the tensors of any operation.
   int64_t operand_bytes() const {
     const int64_t rows = *std::max_element(p_.rows.begin(), p_.rows.end());

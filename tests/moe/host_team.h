@@ -16,14 +16,16 @@ class HostLive {
  public:
   void add(int k, int64_t slot) { live_.push_back({k, slot}); }
   int count() const { return static_cast<int>(live_.size()); }
+  int64_t first() const { return live_.empty() ? -1 : live_[0].second; }
   template <class F>
   void each(F&& f) const {
     for (const auto& [k, slot] : live_) f(k, slot);
   }
-  template <class F>
+  template <int most, class F>
   void batches(F&& f) const {
-    for (int first = 0; first < count(); first += 8) {
-      f(first == 0, std::min(8, count() - first), [&](int i) { return live_[first + i].second; });
+    for (int first = 0; first < count(); first += most) {
+      f(first == 0, std::min(most, count() - first),
+        [&](int i) { return live_[first + i].second; });
     }
   }
 
@@ -154,12 +156,15 @@ class HostTeam {
   }
   template <class F>
   int64_t sum(int64_t n, F&& f) {
+    int64_t mine = 0;
+    each(n, [&](int64_t i) { mine += f(i); });
+    return total(mine);
+  }
+  int64_t total(int64_t x) {
     sync();
     if (warp_ == 0) shared_.total = 0;
     sync();
-    int64_t mine = 0;
-    each(n, [&](int64_t i) { mine += f(i); });
-    peers::add(&shared_.total, static_cast<unsigned long long>(mine));
+    peers::add(&shared_.total, static_cast<unsigned long long>(x));
     sync();
     return static_cast<int64_t>(shared_.total);
   }
@@ -190,6 +195,7 @@ struct HostShape {
   int warps = 2;
   int64_t blocks = 3;
   unsigned seed = 1;
+  int multiprocessors = 132;
   std::function<void(const char* step)> before = {};  // called before a step
 };
 
@@ -214,8 +220,10 @@ class HostMachine {
   }
   peers::FaultPage* page() const { return page_.get(); }
   int64_t blocks() const { return shape_.blocks; }
+  int multiprocessors() const { return shape_.multiprocessors; }
   void end(const Stream&, comm::Bootstrap&) {}
   void wait(const Stream&, comm::Bootstrap&) {}
+  static bool captured(const Stream&) { return false; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>

@@ -6,73 +6,13 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/moe/ep_batch.h"
+#include "tests/moe/early_run.h"
 
 namespace moiety::moe {
 namespace {
 
 constexpr int kRanks = 3, kModel = 37;
 const ExpertMap kMap({1, 0, 2, 1, 1, 0, 2, 0}, kRanks);
-
-// A rank's batch by prepare_dispatch, with weights; C may be short.
-class EarlyRun {
- public:
-  EarlyRun(const Batch& batch, int me, std::vector<int64_t> capacity)
-      : b_(batch),
-        me_(me),
-        capacity_(std::move(capacity)),
-        idx_(batch.plan.in.idx[me], batch.topk),
-        x_(batch.x[me], kModel),
-        rows_(capacity_[me], kModel),
-        w_(batch.plan.in.tokens(me), batch.topk),
-        slot_w_(capacity_[me], 1) {
-    for (int64_t t = 0; t < batch.plan.in.tokens(me); ++t) {
-      for (int k = 0; k < batch.topk; ++k) w_.at(t, k) = weight(me, t, k);
-    }
-  }
-  static float weight(int s, int64_t t, int k) { return float(100 * s + t) + 0.125f * float(k); }
-
-  void run(EpGroup& group, OverflowPolicy overflow = OverflowPolicy::kError, Stream stream = {}) {
-    const PrepareArgs args{.idx_TK = idx_.view(),
-                           .alignment = b_.alignment,
-                           .capacity = capacity_[me_],
-                           .overflow = overflow};
-    if (!memory_) memory_.emplace(kMap, group.limits(), args);
-    plan = prepare_dispatch(
-        group, args,
-        {.x_TD = x_.view(), .w_TK = w_.view(), .rows_CD = rows_.view(), .slot_w = slot_w_.vector()},
-        memory_->view(), stream);
-  }
-  void expect(const std::string& what) const {
-    const ref::Plan expected =
-        ref::make_plan({kMap, b_.topk, b_.alignment, capacity_, b_.plan.in.idx}, capacity_);
-    ref::PerRank<bf16> rows;
-    ref::PerRank<float> w, slot_w;
-    for (int r = 0; r < kRanks; ++r) {
-      rows.emplace_back(capacity_[r] * kModel, poison<bf16>());
-      slot_w.emplace_back(capacity_[r], poison<float>());
-      auto& mine = w.emplace_back();
-      for (int64_t t = 0; t < b_.plan.in.tokens(r); ++t) {
-        for (int k = 0; k < b_.topk; ++k) mine.push_back(weight(r, t, k));
-      }
-    }
-    ref::dispatch<bf16, float>(expected, kModel, b_.x, &w, false, rows, slot_w);
-    expect_plan(plan, expected, me_);
-    rows_.expect(rows[me_], false, what + " rows");
-    slot_w_.expect(slot_w[me_], false, what + " slot_w");
-  }
-
-  EpPlan plan;
-
- private:
-  const Batch& b_;
-  int me_;
-  std::vector<int64_t> capacity_;
-  Mat<int64_t> idx_;
-  Mat<bf16> x_, rows_;
-  Mat<float> w_, slot_w_;
-  std::optional<PlanMemory> memory_;
-};
 
 template <class Transport>
 void run_between_others(int depth) {
@@ -137,7 +77,8 @@ TEST(PrepareDispatch, ErrorsAreThoseOfTheTwoCalls) {
     EpGroup group = EpGroup::create(world, kMap, limits, {.name = "moe"});
     EarlyRun lost(batch, me, {0, 0, 4});
     EXPECT_EQ(error_of([&] { lost.run(group); }),
-              "ep prepare_dispatch, group \"moe\": depth is 1, at least 2 is needed");
+              "ep prepare_dispatch, group \"moe\": depth is 1, but rows are sent before the next "
+              "epoch's credit: reserve with depth >= 2");
     limits.depth = 2;
     group.reserve(limits);
     lost.run(group);

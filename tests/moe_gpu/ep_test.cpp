@@ -271,10 +271,10 @@ TEST_F(EpGpu, RefusesWhatItDoesNotDo) {
     const EpPlan plan =
         prepare(g, {.idx_TK = idx, .alignment = 128, .capacity = 256}, memory, stream);
     const Tensor x(DType::kBFloat16, {8, 256}, kGpu), rows(DType::kBFloat16, {256, 256}, kGpu);
-    const Tensor amax(DType::kFloat32, {4}, kGpu), here_rows(DType::kBFloat16, {256, 256});
+    const Tensor amax(DType::kFloat32, {4}), here_rows(DType::kBFloat16, {256, 256});
     EXPECT_EQ(
         error_of([&] { dispatch(g, plan, {.x_TD = x, .rows_CD = rows, .sink = {amax}}, stream); }),
-        "ep dispatch: on a GPU no amax is found for a sink");
+        "ep dispatch: sink is float32[4], but must be on cuda:0 as the stream");
     EXPECT_EQ(error_of([&] { dispatch(g, plan, {.x_TD = x, .rows_CD = here_rows}, stream); }),
               "ep dispatch: rows is bfloat16[256, 256], but must be on cuda:0 as the stream");
     const Tensor codes(DType::kE4M3, {8, 256}, kGpu), scales(DType::kUE8M0, {8, 8}, kGpu);

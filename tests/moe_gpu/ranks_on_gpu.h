@@ -28,20 +28,32 @@ struct GpuRank {
 
 class OnGpuRank {
  public:
-  explicit OnGpuRank(GpuRank& rank) : stream(rank.stream), rank_(&rank) {}
+  explicit OnGpuRank(GpuRank& rank)
+      : stream(rank.stream), rank_(&rank), base_(rank.there.data()), room_(GpuRank::kBytes) {}
+
+  // Makes tensors from now on direct, on ranks whose bit is set in `ranks`, as OnHost::attach does.
+  void attach(EpGroup& group, comm::Communicator& world, int64_t bytes, unsigned ranks) {
+    const int64_t shift = 256 * (1 + world.rank() * 3 % 7) + 16 * (world.rank() % 3);
+    constexpr int kOperations = 8;  // tensors are not given back
+    attached_ =
+        comm::SymmetricBuffer::create(world, "operands", 4096 + kOperations * bytes, device());
+    group.attach(attached_);
+    if ((ranks >> group.rank() & 1) == 0) return;
+    attached_from_ = used_;
+    base_ = attached_.local() + shift - used_;
+    room_ = used_ + kOperations * bytes;
+  }
 
   TensorView operator()(const TensorView& storage, const TensorView& view) {
     const int64_t at = used_;
     used_ += round_up(storage.bytes(), 256);
-    MOIETY_CHECK(used_ <= GpuRank::kBytes, "the tests' memory is used up, by {} bytes",
-                 used_ - GpuRank::kBytes);
+    MOIETY_CHECK(used_ <= room_, "the tests' memory is used up, by {} bytes", used_ - room_);
     copies_.push_back({storage, at});
     std::memcpy(rank_->staged.data() + at, storage.raw(), size_t(storage.bytes()));
     copy(there(at, storage.bytes()), staged(at, storage.bytes()), stream);
     if (!view.raw()) return {nullptr, view.dtype(), view.sizes(), view.strides(), device()};
     const int64_t offset = address(view) - address(storage);
-    return {rank_->there.data() + at + offset, view.dtype(), view.sizes(), view.strides(),
-            device()};
+    return {base_ + at + offset, view.dtype(), view.sizes(), view.strides(), device()};
   }
   void back() {
     for (size_t i = brought_; i < copies_.size(); ++i) {
@@ -73,7 +85,8 @@ class OnGpuRank {
  private:
   static intptr_t address(const TensorView& x) { return reinterpret_cast<intptr_t>(x.raw()); }
   TensorView there(int64_t at, int64_t bytes) const {
-    return {rank_->there.data() + at, DType::kUInt8, {bytes}, device()};
+    std::byte* const base = at < attached_from_ ? rank_->there.data() : base_;
+    return {base + at, DType::kUInt8, {bytes}, device()};
   }
   TensorView staged(int64_t at, int64_t bytes) const {
     return {rank_->staged.data() + at, DType::kUInt8, {bytes}};
@@ -90,7 +103,9 @@ class OnGpuRank {
   }
 
   GpuRank* rank_;
-  int64_t used_ = 0;
+  comm::SymmetricBuffer attached_;
+  std::byte* base_;  // of the tensors from byte `attached_from_` on
+  int64_t room_, used_ = 0, attached_from_ = 0;
   std::vector<std::pair<TensorView, int64_t>> copies_;
   size_t brought_ = 0;
 };

@@ -69,6 +69,68 @@ def test_main_grad_adds_and_leaves_grad_alone(dtype):
     assert (module.fc1.weight.main_grad[1] == 0.5).all()  # an empty group
 
 
+def test_a_linear_writes_into_a_buffer():
+    linear = mlp(bias=True).fc1
+    x, p, out = rows().detach(), torch.rand(18), torch.full((3, 6, 16), 12345.0)
+    with torch.no_grad():
+        given = linear(x.reshape(3, 6, 16), splits(), row_scale=p, out=out)
+        want = linear(x, splits(), row_scale=p)
+        assert given is out and torch.equal(out.reshape(18, 16)[:16], want[:16])
+        assert (out.reshape(18, 16)[16:] == 12345).all()  # dead rows
+        with pytest.raises(moiety.InvalidArgument, match=r"out has shape \[18, 15\]"):
+            linear(x, splits(), out=torch.empty(18, 15))
+    with pytest.raises(moiety.InvalidArgument, match="no_grad"):
+        linear(x, splits(), out=out)
+    with pytest.raises(moiety.Unsupported, match="recipe is 'mxfp8'"), torch.no_grad():
+        nn.GroupedLinear(4, 16, 16, recipe="mxfp8", dtype=torch.bfloat16)(x.bfloat16(), splits(), out=out)
+
+
+def saved_by(call):
+    """The result of a call, and the addresses of tensors that it keeps for backward."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        result = call()
+    return result, kept
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_wgrad": True}])
+@pytest.mark.parametrize("frozen", ["", "x", "fc1", "fc2", "fc1 fc2"])
+def test_experts_keep_no_operand_of_what_is_frozen(options, frozen):
+    """Whatever is frozen, the gradients of the rest have the same bits."""
+    whole, module = mlp(bias=True, **options), mlp(bias=True, **options)
+    names = frozen.split()
+    for name in set(names) & {"fc1", "fc2"}:
+        getattr(module, name).requires_grad_(False)
+    x, y = rows(), rows().detach().requires_grad_("x" not in names)
+    p = torch.rand(18, requires_grad=True)
+    q = p.detach().clone().requires_grad_()
+    whole(x, splits(), row_scale=p).square().sum().backward()
+    result, kept = saved_by(lambda: module(y, splits(), row_scale=q))
+    assert (y.data_ptr() in kept) == ("fc1" not in names)  # it serves fc1's weight alone
+    result.square().sum().backward()
+    for m in (whole, module):
+        while m.pending_dw:
+            m.backward_dw()
+    assert torch.equal(p.grad, q.grad) and ("x" in names or torch.equal(x.grad, y.grad))
+    for name in ("fc1", "fc2"):
+        for kind in ("weight", "bias"):
+            ours = getattr(getattr(module, name), kind).grad
+            assert ours is None if name in names else torch.equal(ours, getattr(getattr(whole, name), kind).grad)
+
+
+def test_a_linear_of_our_own_function_keeps_what_serves():
+    linear, x = mlp(delay_wgrad=True).fc1, rows()
+    linear.requires_grad_(False)
+    result, kept = saved_by(lambda: linear(x, splits()))
+    assert x.data_ptr() not in kept and linear.weight.data_ptr() in kept
+    linear.requires_grad_(True)
+    result, kept = saved_by(lambda: linear(x.detach(), splits()))
+    assert x.data_ptr() in kept and linear.weight.data_ptr() not in kept
+    result.sum().backward()
+    linear.backward_dw()
+    assert linear.weight.grad.any()
+
+
 def test_main_grad_by_function_and_what_is_wrong_with_one():
     module = mlp(grad="main_grad")
     with pytest.raises(moiety.InvalidArgument, match="neither main_grad nor get_main_grad"):

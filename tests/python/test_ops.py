@@ -226,6 +226,59 @@ def test_opcheck(case):
     torch.library.opcheck(getattr(torch.ops.moiety, name).default, args, test_utils=checks)
 
 
+# Hard shapes: rows, splits, columns.
+HARD = {
+    "no_rows": (0, [0, 0], 8),
+    "one_row": (1, [0, 1], 8),
+    "empty_expert": (5, [2, 0, 3], 8),
+    "all_rows_dead": (4, [0, 0], 8),
+    "one_expert": (3, [3], 8),
+    "no_experts": (3, [], 8),
+    "seven_columns": (5, [2, 3], 7),
+}
+
+
+def on_hard_shape(name):
+    rows, splits, columns = HARD[name]
+    experts, splits = len(splits), torch.tensor(splits, dtype=torch.int64)
+    act = ("glu", 1.0, math.inf, 0.0, 0)
+    leaf = lambda *shape: torch.randn(*shape, requires_grad=True)
+    x, p = leaf(rows, columns), leaf(rows)
+    w1, w2 = leaf(experts, 6, columns), leaf(experts, columns, 3)
+    b1, b2 = leaf(experts, 6), leaf(experts, columns)
+    yield "grouped_linear", (x, w1, splits, b1, p, None)
+    yield "grouped_linear_t", (x, leaf(experts, columns, 6), splits)
+    yield "grouped_linear_wgrad", (torch.randn(rows, 6), x.detach(), splits, None, None)
+    yield "grouped_mlp", (x, w1, w2, splits, p, None, None, b1, b2, *act, None, None)
+    yield "activation", (leaf(rows, 6), splits, p, *act)
+
+
+@pytest.mark.parametrize("shape", HARD)
+def test_opcheck_of_hard_shapes(shape):
+    torch.manual_seed(11)
+    for name, args in on_hard_shape(shape):
+        torch.library.opcheck(getattr(torch.ops.moiety, name).default, args)
+
+
+@pytest.mark.parametrize("tokens,experts,top_k,given", [(0, 4, 2, None), (1, 1, 1, None), (5, 3, 3, None), (5, 4, 2, -1)])
+def test_opcheck_of_hard_routings(tokens, experts, top_k, given):
+    """No token; one expert; all experts chosen; all indices -1."""
+    torch.manual_seed(12)
+    logits = torch.randn(tokens, experts, requires_grad=True)
+    given = None if given is None else torch.full((tokens, top_k), given, dtype=torch.int32)
+    args = (logits, None, None, given, top_k, "softmax", True, 1.0, 1, 1)
+    torch.library.opcheck(torch.ops.moiety.router.default, args)
+    w, idx, counts = ops.router(logits, top_k, given_idx=given)
+    assert counts.sum() == (0 if given is not None else tokens * top_k)
+    torch.library.opcheck(torch.ops.moiety.expert_rows.default, (idx, None, experts))
+    splits, source, row_tk, slot_w = ops.expert_rows(idx, experts, w)
+    y = ops.grouped_mlp(torch.randn(tokens, 8), torch.randn(experts, 6, 8), torch.randn(experts, 8, 3), splits,
+                        row_scale=slot_w, source=source, row_tk=row_tk)
+    assert torch.isfinite(y).all() and (given is None or (y == 0).all())
+    y.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
 def test_opcheck_of_writers():
     splits, x, w = torch.tensor([2, 1]), torch.randn(3, 4), torch.randn(2, 5, 4)
     checks = ("test_schema", "test_faketensor")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -44,6 +46,28 @@ def test_without_torch_checkpoints_are_read(tmp_path):
                  "print(checkpoint.describe(path)['step'], checkpoint.read(path)['weight'].tolist(), "
                  "'torch' in sys.modules)")
     assert out == f"0 {model.weight.tolist()} False\n"
+
+
+def other_pythons():
+    """Those of 3.10 to 3.13 that are installed."""
+    for minor in range(10, 14):
+        found = shutil.which(f"python3.{minor}")
+        if found and minor != sys.version_info.minor and subprocess.run(
+                [found, "--version"], capture_output=True).returncode == 0:  # a shim of pyenv may lead nowhere
+            yield found
+
+
+def test_one_package_serves_every_python():
+    code = ("import moiety; from moiety import checkpoint\n"
+            "assert moiety.build_info()['version'] == moiety.__version__\n"
+            "try: checkpoint.describe('/nowhere')\n"
+            "except moiety.CheckpointError as error: assert 'nowhere' in str(error)\n"
+            "else: raise AssertionError('nothing raised')")
+    place = pathlib.Path(moiety.__file__).parent.parent
+    for other in other_pythons():
+        done = subprocess.run([other, "-c", code], capture_output=True, text=True, timeout=600,
+                              env={**os.environ, "PYTHONPATH": str(place)})
+        assert done.returncode == 0, (other, done.stderr)
 
 
 def test_import_alone_loads_neither_torch_nor_the_library():

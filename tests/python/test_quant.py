@@ -82,6 +82,14 @@ def test_transpose_is_the_direct_cast(format, rows, cols):
     same(quant.transpose(quant.quantize(x, format, "row")), quant.quantize(x, format, "both"))
 
 
+@pytest.mark.parametrize("format", quant.FORMATS)
+@pytest.mark.parametrize("rows,cols", [(0, 32), (32, 0), (0, 0), (1, 1)])
+def test_without_elements_and_with_one(format, rows, cols):
+    x = values(rows, cols)
+    y = quant.dequantize(quant.quantize(x, format, "both"), torch.float32)
+    assert y.shape == (rows, cols) and torch.isfinite(y).all()
+
+
 def test_transpose_of_other_formats_is_refused():
     for format in ("nvfp4", "fp8_block"):
         with pytest.raises(moiety.Unsupported, match="different roundings"):

@@ -59,6 +59,26 @@ def test_gradients_are_near_the_exact_ones(recipe):
     assert (buffer[1] == 0.5).all()
 
 
+# Rows, splits, columns.
+HARD = {"no_rows": (0, [0, 0], 64), "one_row": (1, [0, 1], 64), "all_rows_dead": (4, [0, 0], 64),
+        "one_expert": (3, [3], 64), "no_experts": (3, [], 64), "seven_columns": (5, [2, 3], 7)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", HARD)
+def test_hard_shapes(recipe, shape):
+    torch.manual_seed(4)
+    rows, splits, columns = HARD[shape]
+    x = torch.randn(rows, columns, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(len(splits), 48, columns, dtype=torch.bfloat16, requires_grad=True)
+    y = ops.quantized_linear(x, w, torch.tensor(splits, dtype=torch.int64), recipe, rng=torch.tensor([3, 1]))
+    y.float().sum().backward()
+    dead = sum(splits)
+    assert y.shape == (rows, 48) and (y[dead:] == 0).all() and (x.grad[dead:] == 0).all()
+    assert all(torch.isfinite(t).all() for t in (y, x.grad, w.grad))
+    assert w.grad.any() == (dead > 0)
+
+
 def test_stochastic_rounding_has_no_bias_and_follows_its_state():
     x, w = operands()
     splits, dy = torch.tensor(SPLITS), torch.randn(131, 48).bfloat16()

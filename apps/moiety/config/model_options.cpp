@@ -17,7 +17,8 @@ constexpr Names<moe::AuxLoss, 4> kAuxLosses{{{"none", moe::AuxLoss::kNone},
                                              {"sequence", moe::AuxLoss::kSequence}}};
 constexpr Names<model::AuxScope, 2> kScopes{
     {{"micro_batch", model::AuxScope::kMicroBatch}, {"global", model::AuxScope::kGlobal}}};
-constexpr Names<moe::Overlap, 4> kOverlaps{{{"none", moe::Overlap::kNone},
+constexpr Names<moe::Overlap, 5> kOverlaps{{{"auto", moe::Overlap::kAuto},
+                                            {"none", moe::Overlap::kNone},
                                             {"wgrad", moe::Overlap::kWgrad},
                                             {"shared", moe::Overlap::kShared},
                                             {"micro_batch", moe::Overlap::kMicroBatch}}};

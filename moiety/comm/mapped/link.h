@@ -48,6 +48,7 @@ class Link final : public GpuLink {
 
   Communicator* comm_;
   Device gpu_;
+  WaitingBlocks waiting_;
   GpuLinkOptions options_;
   SymmetricBuffer memory_;
   Region region_{};

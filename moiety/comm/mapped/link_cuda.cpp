@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/fault_pages.h"
 #include "moiety/comm/mapped/driver_calls.cuh"
 #include "moiety/comm/mapped/fault_text.h"
 #include "moiety/comm/mapped/link.h"
@@ -30,34 +30,15 @@ uint64_t capture_of(const Stream& stream) {
 // way, which is more than the GPU needs never to wait for the host. A graph is one launch.
 constexpr uint64_t kAhead = 64;
 
-// Pages that no link uses now. Freeing one would wait for all kernels of the process, also for those
-// that wait for a rank which is a thread of it.
-struct FreePages {
-  std::mutex mutex;
-  std::vector<FaultPage*> pages;
-};
-FreePages& free_pages() {
-  static auto& pages = *new FreePages;
+// Note [Events are made early]
+//
+// A copy to or from host memory that is not pinned holds the same lock until it is done. Where what
+// it waits for on the GPU waits for another rank of the process, and that rank makes an event, the
+// two stand still; so what operations record is made before there are any.
+
+FaultPages<FaultPage>& fault_pages() {
+  static auto& pages = *new FaultPages<FaultPage>("fault page of a communicator");
   return pages;
-}
-
-FaultPage* take_page() {
-  FreePages& free = free_pages();
-  const std::lock_guard lock(free.mutex);
-  if (free.pages.empty()) {
-    free.pages.push_back(static_cast<FaultPage*>(
-        moiety::gpu::allocate_pinned(sizeof(FaultPage), "fault page of a communicator")));
-  }
-  FaultPage* page = free.pages.back();
-  free.pages.pop_back();
-  *page = {};
-  return page;
-}
-
-void give_back(FaultPage* page) {
-  FreePages& free = free_pages();
-  const std::lock_guard lock(free.mutex);
-  free.pages.push_back(page);
 }
 
 // A kernel that is loaded while another one waits on the GPU may wait for it, and it for the host.
@@ -76,7 +57,10 @@ void warn_of_lazy_loading(const Communicator& comm) {
 }  // namespace
 
 Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
-    : comm_(&comm), gpu_(gpu), options_(options) {
+    : comm_(&comm),
+      gpu_(gpu),
+      waiting_(gpu, text("comm \"{}\"", comm.name()), 1),
+      options_(options) {
   MOIETY_CHECK(options.sum_blocks >= 1 && options.sum_blocks <= 64,
                "communicator \"{}\": sum_blocks is {}, 1 to 64 are possible", comm.name(),
                options.sum_blocks);
@@ -92,8 +76,12 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
              .ranks = comm.size(),
              .places = places,
              .control = reinterpret_cast<Control*>(memory_.local() + places.control),
-             .page = take_page(),
+             .page = fault_pages().take(),
              .deadline_ns = static_cast<uint64_t>(comm.bootstrap().deadline().count() * 1e9)};
+  const Stream own = Stream::external(gpu, cudaStreamPerThread);
+  for (Event* event : {&last_, &last_captured_, &landed_, &summed_, &marks_[0], &marks_[1]}) {
+    event->record(own);
+  }
   // Nobody enqueues an operation before all have allocated and loaded.
   comm.bootstrap().all_gather("");
 }
@@ -104,7 +92,7 @@ Link::~Link() {
     Backoff backoff;
     while (!last_.complete() && !deadline.expired()) backoff.pause();
     // A kernel may still write to the page of a link that has not come to its end.
-    if (last_.complete()) give_back(region_.page);
+    if (last_.complete()) fault_pages().give_back(region_.page);
     if (options_.beside_compute) moiety::gpu::destroy_stream(gpu_.index, sums_.cuda_stream());
   } catch (const std::exception& e) {
     log(LogLevel::kError, "communicator \"{}\": {}", comm_->name(), e.what());

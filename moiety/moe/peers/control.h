@@ -37,11 +37,28 @@ struct MapView {
   MOIETY_HD_INLINE int count(int rank) const { return begin_R[rank + 1] - begin_R[rank]; }
 };
 
+// Buffers of all ranks that may be attached to a group at a time.
+inline constexpr int kMostAttached = 8;
+
+// The rows of a rank that peers reach where they lie, if they do.
+struct Direct {
+  std::byte* base = nullptr;
+  int64_t pitch = 0;
+
+  MOIETY_HD_INLINE explicit operator bool() const { return base; }
+  MOIETY_HD_INLINE std::byte* row(int64_t slot) const { return base + slot * pitch; }
+};
+
 // What the steps of a prepare tell each other.
+struct Trims {
+  int64_t padded, kept;            // rows of this rank
+  unsigned long long own_dropped;  // of this rank's pairs, anywhere
+};
 struct Scratch {
   int32_t *kept_E, *offset_E, *before_RE, *uncut_R, *largest_R;
   int64_t *count_E, *required_R, *dropped_R;
   MessageHead* heads_R;
+  Trims* trims;
 };
 
 struct Control {
@@ -60,20 +77,28 @@ struct Control {
   // Over collectives: where records and messages for peers wait to be carried, in the order of the
   // peers; words for peers go to memory that nobody reads, their base_R.
   std::byte* boxes = nullptr;
+  std::byte* attached[kMostAttached][kMostMappedRanks] = {};  // their bases at all ranks
 
   // Changed by operations, in the order of the stream.
   Epoch epoch = 0;
   Entry entry;
-  uint32_t failed = 0, told = 0;  // 1: a fault is known; it is on the page
+  Entry next;           // of the dispatch in a prepare_dispatch whose prepare runs
+  uint32_t ticket = 0;  // the blocks of a grid that have done their part
+  uint32_t pulls = 0;   // 1: homes read the rows of direct ranks in the operation that runs
+  Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it
+  uint32_t failed = 0, told = 0;           // 1: a fault is known; it is on the page
   // When the last operation that moves rows could begin to store; the time up to the last chunk's
-  // arrival; and all time that was spent waiting for peers.
+  // arrival; and all time that was spent waiting for peers while nothing else ran.
   uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
+  // When what runs beside an operation had come to its end (Join); 0: it has not.
+  uint64_t joined_ns = 1;
   Findings findings;
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
   unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;
 
   MOIETY_HD_INLINE int half() const { return static_cast<int>(epoch % depth); }
+  MOIETY_HD_INLINE int next_half() const { return static_cast<int>((epoch + 1) % depth); }
   MOIETY_HD_INLINE int peer(int64_t i) const { return static_cast<int>((rank + 1 + i) % ranks); }
   MOIETY_HD_INLINE int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows); }
   MOIETY_HD_INLINE uint64_t* word(int at, int64_t array, int64_t index) const {
@@ -83,11 +108,16 @@ struct Control {
     return word(at, array, half() * ranks + from);
   }
   MOIETY_HD_INLINE uint64_t* ready_word(int at, int from, int64_t chunk) const {
-    return word(at, layout.ready, (half() * ranks + from) * (layout.chunks + 1) + chunk);
+    return ready_word_in(half(), at, from, chunk);
+  }
+  MOIETY_HD_INLINE uint64_t* ready_word_in(int half, int at, int from, int64_t chunk) const {
+    return word(at, layout.ready, (half * ranks + from) * (layout.chunks + 1) + chunk);
   }
   MOIETY_HD_INLINE uint64_t* poison(int at) const { return word(at, layout.poison, 0); }
   // The number of sender `from` among those that rank `at` has a place for.
   MOIETY_HD_INLINE static int place(int at, int from) { return from < at ? from : from - 1; }
+  // Whether the homes of a sum read the rows of rank r where they lie.
+  MOIETY_HD_INLINE bool pulled(int r) const { return pulls != 0 && direct_R[r]; }
   MOIETY_HD_INLINE bool in_box(int at) const { return boxes && at != rank; }
   MOIETY_HD_INLINE std::byte* message(int at, int from) const {
     if (in_box(at)) return boxes + place(rank, at) * layout.message;
@@ -96,7 +126,11 @@ struct Control {
   // Record j of sender `from`, of `stride` bytes.
   MOIETY_HD_INLINE std::byte* record(int at, int from, int64_t j, int64_t stride) const {
     if (in_box(at)) return boxes + (place(rank, at) * rows_max + j) * stride;
-    return base_R[at] + layout.regions + half() * layout.half +
+    return record_in(half(), at, from, j, stride);
+  }
+  MOIETY_HD_INLINE std::byte* record_in(int half, int at, int from, int64_t j,
+                                        int64_t stride) const {
+    return base_R[at] + layout.regions + half * layout.half +
            (place(at, from) * rows_max + j) * stride;
   }
   // The place for pair t K + k of home `at`.
@@ -134,7 +168,7 @@ MOIETY_HD_INLINE int64_t block_of_row(int64_t blocks, int64_t begin, End&& end) 
 // The places of a Control and of what it points to, in memory of `bytes` bytes.
 struct ControlPlaces {
   int64_t owner, local, by_owner, begin, kept, offset, before, uncut, largest, count, required,
-      dropped, heads, bytes;
+      dropped, heads, trims, bytes;
 };
 constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   ControlPlaces out{};
@@ -156,6 +190,7 @@ constexpr ControlPlaces control_places(int64_t experts, int64_t ranks) {
   place(out.required, 8 * ranks);
   place(out.dropped, 8 * ranks);
   place(out.heads, int64_t{sizeof(MessageHead)} * ranks);
+  place(out.trims, sizeof(Trims));
   out.bytes = end;
   return out;
 }

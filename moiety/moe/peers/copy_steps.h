@@ -3,86 +3,30 @@
 // slots.
 #pragma once
 
-#include "moiety/moe/peers/meet_steps.h"
-#include "moiety/moe/peers/scale_words.h"
+#include "moiety/moe/peers/copy_rows.h"
 
 namespace moiety::moe::peers {
 
-// One part of the rows: data, scales, or the scale of a row. `unit` divides all addresses and
-// sizes.
-struct RowPart {
-  const std::byte* from;
-  std::byte* to;
-  int64_t from_stride, to_stride, bytes, at;  // `at` is its place in a record
-  int32_t unit;
+// Where a row goes: its data, and its record.
+struct RowTarget {
+  std::byte *data, *record;
+  const RecordPlaces* places;
 };
-
-// Units that a lane moves together: their loads wait together.
-inline constexpr int kUnits = 4;
-
-struct CopyRows {
-  static constexpr int kParts = 3;
-  RowPart part[kParts];
-  int32_t parts;  // how many there are
-  // float32 [T, K] and [C]; ranks without tokens, or without slots, have null.
-  const std::byte* weights;
-  std::byte* values;
-  int64_t weight_stride, value_stride, side_at, record;
-  bool weighted, has_values;
-  bool tail;  // zero the tail, too
-  // [C]: a row has one place among the outputs, by a map; null: its slots are its places.
-  const int32_t* source;
-  ScaleWords words;  // of part 1, if a layout of GEMMs is wanted
-
-  MOIETY_HD_INLINE bool laid_out(int i) const { return i == 1 && words.step > 0; }
-  // Calls f(place) for those of a row with these slots.
-  template <class Live, class F>
-  MOIETY_STEP void places(const Live& live, F&& f) const {
-    bool first = true;
-    live.each([&](int, int64_t slot) {
-      if (!source) return f(slot);
-      if (first) f(source[slot]);
-      first = false;
-    });
+// Stores a piece of row t, whose data is `data`.
+template <class Warp>
+MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& rows,
+                             const RowPart& data, int64_t t, int64_t piece, const RowTarget& to) {
+  move_piece(warp, data, data.from + t * data.from_stride, piece,
+             [&](auto&& store) { store(to.data); });
+  if (piece > 0) return;
+  for (int i = 1; i < rows.parts; ++i) {
+    const RowPart& p = rows.part[i];
+    copy_bytes(warp, to.record + to.places->at[i], p.from + t * p.from_stride, p.bytes, p.unit);
   }
-  // A row is moved in so many pieces, each by a warp; the first has all that is beside the data.
-  MOIETY_HD_INLINE int64_t pieces() const {
-    return ceil_div(part[0].bytes, int64_t{part[0].unit} * 32 * kUnits);
-  }
-};
-
-// Number i of things of which an item has `each`. There are fewer than 2^32 of them, since the rows
-// of more would not fit into a memory.
-struct Split {
-  int64_t item, rest;
-
-  MOIETY_HD_INLINE Split(int64_t i, int64_t each) {
-    const auto number = static_cast<uint32_t>(i), by = static_cast<uint32_t>(each);
-    item = number / by;
-    rest = number % by;
-  }
-};
-
-// Moves a piece of a row: store(unit number, unit) for its units.
-template <class Warp, class Store>
-MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
-                            Store&& store) {
-  with_unit(p.unit, [&]<int n>() {
-    const int64_t units = p.bytes / n;
-    warp.lanes([&](int lane) {
-      const int64_t first = piece * 32 * kUnits + lane;
-      Unit<n> held[kUnits];
-      MOIETY_UNROLL
-      for (int i = 0; i < kUnits; ++i) {
-        if (first + 32 * i < units) held[i] = load_unit<n>(from + (first + 32 * i) * n);
-      }
-      store([&](std::byte* to) {
-        MOIETY_UNROLL
-        for (int i = 0; i < kUnits; ++i) {
-          if (first + 32 * i < units) store_unit<n>(to + (first + 32 * i) * n, held[i]);
-        }
-      });
-    });
+  if (!rows.weighted) return;
+  warp.each(plan.topk, [&](int64_t k) {
+    store(to.record + to.places->side_at + 4 * k,
+          load<uint32_t>(rows.weights + t * rows.weight_stride + 4 * k));
   });
 }
 
@@ -130,32 +74,27 @@ struct PushRows {
       if (row_end(b) >= begin + count) break;
     }
     team.sync();
-    const int64_t pieces = rows.pieces();
+    const Direct direct = c.direct_R[r];
+    const RowPart data = rows.data_for(direct);
+    const RecordPlaces& places = direct ? rows.direct : rows.staged;
+    const int64_t pieces = CopyRows::pieces(data);
     team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
       const Split split(i, pieces);
       const int64_t t = token_of[split.item];
       if (t < 0) return;
-      store_piece(warp, t, split.rest, c.record(r, c.rank, begin + split.item, rows.record));
+      std::byte* const record = c.record(r, c.rank, begin + split.item, places.record);
+      store_piece(warp, plan, rows, data, t, split.rest,
+                  {direct ? direct.row(primary_slot(warp, t, r)) : record, record, &places});
     });
     team.sync();
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
-
+  // The slot of the first live pair of token t at rank r.
   template <class Warp>
-  MOIETY_STEP void store_piece(Warp& warp, int64_t t, int64_t piece, std::byte* record) const {
-    const RowPart& data = rows.part[0];
-    move_piece(warp, data, data.from + t * data.from_stride, piece,
-               [&](auto&& store) { store(record + data.at); });
-    if (piece > 0) return;
-    for (int i = 1; i < rows.parts; ++i) {
-      const RowPart& p = rows.part[i];
-      copy_bytes(warp, record + p.at, p.from + t * p.from_stride, p.bytes, p.unit);
-    }
-    if (!rows.weighted) return;
-    warp.each(plan.topk, [&](int64_t k) {
-      store(record + rows.side_at + 4 * k,
-            load<uint32_t>(rows.weights + t * rows.weight_stride + 4 * k));
-    });
+  MOIETY_STEP int64_t primary_slot(Warp& warp, int64_t t, int r) const {
+    const int32_t *slot_K = plan.slot_TK + t * plan.topk, *owner_K = plan.owner_TK + t * plan.topk;
+    return warp.live(plan.topk, [&](int64_t k) { return owner_K[k] == r ? slot_K[k] : -1; })
+        .first();
   }
 };
 
@@ -179,30 +118,35 @@ MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& tak
   }
 }
 
+// Zeroes a piece of a row, the first with all that is beside the data.
 template <class Warp>
-MOIETY_STEP void zero_row(Warp& warp, const CopyRows& rows, int64_t place) {
-  for (int i = 0; i < rows.parts; ++i) {
+MOIETY_STEP void zero_piece(Warp& warp, const CopyRows& rows, int64_t place, int64_t piece) {
+  for (int i = 0; i < (piece == 0 ? rows.parts : 1); ++i) {
     const RowPart& p = rows.part[i];
     if (rows.laid_out(i)) {
       rows.words.put(warp, place, nullptr);
-    } else {
-      zero_bytes(warp, p.to + place * p.to_stride, p.bytes, p.unit);
+      continue;
     }
+    const int64_t most = i > 0 ? p.bytes : int64_t{p.unit} * 32 * kUnits, begin = piece * most;
+    const int64_t left = p.bytes - begin;
+    zero_bytes(warp, p.to + place * p.to_stride + begin, left < most ? left : most, p.unit);
   }
 }
 
-// Zeroes the rows and values of slots that no row has; by a map only the values.
+// Zeroes the rows and values of slots that no row has; by a map only the values. A warp has a piece
+// of 32 slots.
 template <class Team>
 MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows) {
-  const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded];
-  team.grid_warps(ceil_div(end, 32), [&](auto& warp, int64_t group) {
-    const int64_t first = 32 * group, n = end - first < 32 ? end - first : 32;
+  const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded], pieces = rows.pieces();
+  team.grid_warps(ceil_div(end, 32) * pieces, [&](auto& warp, int64_t task) {
+    const Split split(task, pieces);
+    const int64_t first = 32 * split.item, n = end - first < 32 ? end - first : 32;
     warp.find(
         n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
         [&](int64_t i) {
           const int64_t slot = first + i;
-          if (!rows.source) zero_row(warp, rows, slot);
-          if (rows.has_values) {
+          if (!rows.source) zero_piece(warp, rows, slot, split.rest);
+          if (rows.has_values && split.rest == 0) {
             warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
           }
         });
@@ -233,27 +177,38 @@ struct ExpandRows {
     const int32_t* slot_K = plan.slots(s, j);
     const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
     if (live.count() == 0) return;
-    const bool own = s == c.rank;
+    const bool own = s == c.rank, direct = !own && c.direct_R[c.rank];
+    const RecordPlaces& at = direct ? rows.direct : rows.staged;
     const int64_t t = own ? plan.token(s, j) : 0;
-    const std::byte* record = own ? nullptr : c.record(c.rank, s, j, rows.record);
-    const auto put = [&](const RowPart& p, int64_t of) {
-      move_piece(warp, p, own ? p.from + t * p.from_stride : record + p.at, of, [&](auto&& store) {
+    const std::byte* record = own ? nullptr : c.record(c.rank, s, j, at.record);
+    const auto from = [&](int i) {
+      const RowPart& p = rows.part[i];
+      return own ? p.from + t * p.from_stride : record + at.at[i];
+    };
+    const auto put = [&](int i, const std::byte* row, int64_t of) {
+      const RowPart& p = rows.part[i];
+      move_piece(warp, p, row, of, [&](auto&& store) {
         rows.places(live, [&](int64_t place) { store(p.to + place * p.to_stride); });
       });
     };
-    put(rows.part[0], piece);
+    if (!direct) {
+      put(0, from(0), piece);
+    } else if (live.count() > 1) {
+      // Its data lies in its first slot, which gets the same bytes.
+      put(0, rows.part[0].to + live.first() * rows.part[0].to_stride, piece);
+    }
     if (piece > 0) return;
     for (int i = 1; i < rows.parts; ++i) {
       const RowPart& p = rows.part[i];
       if (rows.laid_out(i)) {
-        const std::byte* from = own ? p.from + t * p.from_stride : record + p.at;
-        rows.places(live, [&](int64_t place) { rows.words.put(warp, place, from); });
+        const std::byte* const row = from(i);
+        rows.places(live, [&](int64_t place) { rows.words.put(warp, place, row); });
         continue;
       }
-      for (int64_t of = 0; of * p.unit * 32 * kUnits < p.bytes; ++of) put(p, of);
+      for (int64_t of = 0; of * p.unit * 32 * kUnits < p.bytes; ++of) put(i, from(i), of);
     }
     if (!rows.weighted) return;
-    const std::byte* w = own ? rows.weights + t * rows.weight_stride : record + rows.side_at;
+    const std::byte* w = own ? rows.weights + t * rows.weight_stride : record + at.side_at;
     warp.each(plan.topk, [&](int64_t k) {
       if (slot_K[k] < 0) return;
       store(rows.values + slot_K[k] * rows.value_stride, load<uint32_t>(w + 4 * k));

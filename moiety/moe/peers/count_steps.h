@@ -43,23 +43,58 @@ static_assert(kMostMappedRanks <= 64);
 // A team's memory in the steps below: the ranks of each token of a block, then counts of experts.
 constexpr int64_t shared_counts(int64_t experts) { return 8 * kTokenBlock + 4 * experts; }
 
-// The ranks that token t has a pair of.
-MOIETY_STEP Ranks ranks_of(const Control& c, const PrepareView& p, int64_t t) {
-  Ranks out = 0;
-  for (int k = 0; k < p.plan.topk; ++k) {
-    const int e = p.expert(c, t, k);
-    if (e >= 0) out |= Ranks{1} << c.map.owner_E[e];
-  }
-  return out;
+// Fills the ranks of a block's tokens, of which each has a bit for each rank that it has a pair of,
+// and calls use(pair of the block, its expert, or what there is in place of one). A thread has a
+// pair, so that all wait for memory together. The team meets behind it.
+template <class Team, class Use>
+MOIETY_STEP void find_pairs(Team& team, const Control& c, const PrepareView& p, int64_t b,
+                            Use&& use) {
+  auto* ranks = team.template shared<Ranks>(0);
+  const int64_t tokens = p.tokens_of(b);
+  team.sync();
+  team.each(tokens, [&](int64_t i) { ranks[i] = 0; });
+  team.sync();
+  team.each(tokens * p.plan.topk, [&](int64_t i) {
+    const Split pair(i, p.plan.topk);
+    const int64_t e = p.index(b * kTokenBlock + pair.item, pair.rest);
+    if (e >= 0 && e < c.experts) set_bit(&ranks[pair.item], c.map.owner_E[e]);
+    use(i, e);
+  });
+  team.sync();
 }
 
-// Fills the ranks of a block's tokens. The team meets behind it.
+// Adds to the batch's counts of errors.
+struct Errors {
+  int masked = 0, bad = 0;
+
+  // Pair i of block b, whose index is e.
+  MOIETY_STEP void look(Control& c, const PrepareView& p, int64_t b, int64_t i, int64_t e) {
+    masked += e < 0;
+    if (e < c.experts) return;
+    ++bad;
+    const int64_t behind = (p.plan.tokens - b * kTokenBlock) * p.plan.topk - i;
+    raise(&c.behind_bad, static_cast<unsigned long long>(behind));
+  }
+  template <class Team>
+  MOIETY_STEP void add_up(Team& team, Control& c) const {
+    const int64_t all = team.total(int64_t{bad} << 32 | masked);
+    team.one([&] {
+      if (all == 0) return;
+      add(&c.masked, static_cast<unsigned long long>(all & 0xFFFFFFFF));
+      add(&c.bad, static_cast<unsigned long long>(all >> 32));
+    });
+  }
+};
+
+// Marks that no slot has a row yet.
 template <class Team>
-MOIETY_STEP void find_ranks(Team& team, const Control& c, const PrepareView& p, int64_t b) {
-  auto* ranks = team.template shared<Ranks>(0);
-  team.sync();
-  team.each(p.tokens_of(b), [&](int64_t i) { ranks[i] = ranks_of(c, p, b * kTokenBlock + i); });
-  team.sync();
+MOIETY_STEP void clear_slots(Team& team, const PlanView& plan) {
+  for (int64_t first = team.block() * kTokenBlock; first < plan.capacity;
+       first += team.blocks() * kTokenBlock) {
+    const int64_t left = plan.capacity - first;
+    team.each(left < kTokenBlock ? left : kTokenBlock,
+              [&](int64_t i) { plan.slot_row[first + i] = -1; });
+  }
 }
 
 // Counts the rows for each rank of every block of tokens, and the batch's errors; its pairs, too,
@@ -74,48 +109,27 @@ struct CountRows {
     Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    for (int64_t first = team.block() * kTokenBlock; first < plan.capacity;
-         first += team.blocks() * kTokenBlock) {
-      const int64_t left = plan.capacity - first;
-      team.each(left < kTokenBlock ? left : kTokenBlock,
-                [&](int64_t i) { plan.slot_row[first + i] = -1; });
-    }
+    clear_slots(team, plan);
     const auto* ranks = team.template shared<Ranks>(0);
     auto* pairs_E = team.template shared<int32_t>(8 * kTokenBlock);
+    Errors errors;
     for (int64_t b = team.block(); b < plan.blocks; b += team.blocks()) {
-      const int64_t tokens = p.tokens_of(b);
-      find_ranks(team, c, p, b);
-      team.each(tokens, [&](int64_t i) { find_errors(c, b * kTokenBlock + i); });
+      team.sync();
+      team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
+      find_pairs(team, c, p, b, [&](int64_t i, int64_t e) {
+        errors.look(c, p, b, i, e);
+        if (e >= 0 && e < c.experts) add(&pairs_E[e], 1);
+      });
       team.each_warp(c.ranks, [&](auto& warp, int64_t r) {
         const int64_t rows = warp.number(
-            tokens, [&](int64_t i) { return (ranks[i] >> r & 1) != 0; }, [](int64_t, int64_t) {});
+            p.tokens_of(b), [&](int64_t i) { return (ranks[i] >> r & 1) != 0; },
+            [](int64_t, int64_t) {});
         warp.one([&] { plan.row_end_BR[b * c.ranks + r] = static_cast<int32_t>(rows); });
       });
       if (p.may_cut()) continue;
-      team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
-      team.sync();
-      team.each(tokens * plan.topk, [&](int64_t i) {
-        const int e = p.expert(c, b * kTokenBlock + i / plan.topk, i % plan.topk);
-        if (e >= 0) add(&pairs_E[e], 1);
-      });
-      team.sync();
       team.each(c.experts, [&](int64_t e) { plan.pair_end_BE[b * c.experts + e] = pairs_E[e]; });
     }
-  }
-
- private:
-  MOIETY_STEP void find_errors(Control& c, int64_t t) const {
-    int masked = 0, bad = 0;
-    for (int k = 0; k < p.plan.topk; ++k) {
-      const int64_t e = p.index(t, k);
-      masked += e < 0;
-      if (e < c.experts) continue;
-      if (bad++ > 0) continue;
-      const int64_t behind = p.plan.tokens * p.plan.topk - (t * p.plan.topk + k);
-      raise(&c.behind_bad, static_cast<unsigned long long>(behind));
-    }
-    if (masked > 0) add(&c.masked, static_cast<unsigned long long>(masked));
-    if (bad > 0) add(&c.bad, static_cast<unsigned long long>(bad));
+    errors.add_up(team, c);
   }
 };
 
@@ -161,25 +175,26 @@ struct AddBlocks {
   }
 };
 
-// Fills the ranks of a block's tokens, without those for which there is no row any more; calls
-// number(token of the block, rank, row) for every row. The team meets behind it.
-template <class Team, class Number>
+// Of the ranks of a block's tokens, takes away those for which there is no row any more; calls
+// number(token of the block, rank, row) for every row, and counted(rank, rows of the block before
+// any cut) on one lane. The team meets behind it.
+template <class Team, class Number, class Counted>
 MOIETY_STEP void number_rows(Team& team, const Control& c, const PrepareView& p, int64_t b,
-                             Number&& number) {
+                             Number&& number, Counted&& counted) {
   auto* ranks = team.template shared<Ranks>(0);
-  find_ranks(team, c, p, b);
   team.each_warp(c.ranks, [&](auto& warp, int64_t r) {
     const int64_t most = p.most_rows(c, static_cast<int>(r));
     const int64_t before = b == 0 ? 0 : p.plan.row_end(b - 1, static_cast<int>(r));
     // Other warps change other bits.
     const auto has = [&](int64_t i) { return (load_bits(&ranks[i]) >> r & 1) != 0; };
-    warp.number(p.tokens_of(b), has, [&](int64_t i, int64_t at) {
+    const int64_t rows = warp.number(p.tokens_of(b), has, [&](int64_t i, int64_t at) {
       if (before + at < most) {
         number(i, static_cast<int>(r), before + at);
       } else {
         keep_bits(&ranks[i], ~(Ranks{1} << r));
       }
     });
+    warp.one([&] { counted(static_cast<int>(r), rows); });
   });
   team.sync();
 }
@@ -198,14 +213,16 @@ struct CountPairs {
     const auto* ranks = team.template shared<Ranks>(0);
     auto* pairs_E = team.template shared<int32_t>(8 * kTokenBlock);
     for (int64_t b = team.block(); b < plan.blocks; b += team.blocks()) {
-      number_rows(team, c, p, b, [](int64_t, int, int64_t) {});
+      find_pairs(team, c, p, b, [](int64_t, int64_t) {});
+      number_rows(
+          team, c, p, b, [](int64_t, int, int64_t) {}, [](int, int64_t) {});
       team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
       team.sync();
       team.each(p.tokens_of(b) * plan.topk, [&](int64_t i) {
-        const int64_t of = i / plan.topk;
-        const int e = p.expert(c, b * kTokenBlock + of, i % plan.topk);
+        const Split pair(i, plan.topk);
+        const int e = p.expert(c, b * kTokenBlock + pair.item, pair.rest);
         if (e < 0) return;
-        if (ranks[of] >> c.map.owner_E[e] & 1) {
+        if (ranks[pair.item] >> c.map.owner_E[e] & 1) {
           add(&pairs_E[e], 1);
         } else {
           add(&c.cut, 1ull);

@@ -1,19 +1,33 @@
 // What runs the steps on a GPU: each is a kernel on the caller's stream.
 #include <cstddef>
-#include <mutex>
-#include <vector>
 
 #include "moiety/base/deadline.h"
-#include "moiety/base/gpu_runtime.h"
 #include "moiety/base/launch.cuh"
+#include "moiety/comm/fault_pages.h"
 #include "moiety/moe/peers/step_exchange.h"
 #include "moiety/moe/peers/team_device.cuh"
 
 namespace moiety::moe::peers {
 namespace {
 
+// The blocks of a step that a multiprocessor should have room for; of a step around another one,
+// those of that.
 template <class Step>
-__global__ void __launch_bounds__(Step::kThreads) run_step(const __grid_constant__ Step step) {
+constexpr int kResident = [] {
+  if constexpr (requires { Step::kResident; }) {
+    return Step::kResident;
+  } else {
+    return 1;
+  }
+}();
+template <class Step>
+constexpr int kResident<Last<Step>> = kResident<Step>;
+template <class Own>
+constexpr int kResident<PushBeside<Own>> = kResident<Own>;
+
+template <class Step>
+__global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
+    run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
   DeviceTeam team(memory, parts);
@@ -38,31 +52,13 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, TakeSums<T, T>, TakeSums<T, float>, ScaleRows<T>,
+  load_kernels<PushSums<T>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>, Last<ScaleRows<T>>,
                PushBeside<ScaleRows<T>>>();
 }
 
-// Pages that no group uses now. Freeing one would wait for all kernels of the process, also for
-// those that wait for a rank which is a thread of it.
-struct FreePages {
-  std::mutex mutex;
-  std::vector<FaultPage*> pages;
-};
-FreePages& free_pages() {
-  static auto& pages = *new FreePages;
+comm::FaultPages<FaultPage>& fault_pages() {
+  static auto& pages = *new comm::FaultPages<FaultPage>("fault page of a group of experts");
   return pages;
-}
-FaultPage* take_page() {
-  FreePages& free = free_pages();
-  const std::lock_guard lock(free.mutex);
-  if (free.pages.empty()) {
-    free.pages.push_back(static_cast<FaultPage*>(
-        gpu::allocate_pinned(sizeof(FaultPage), "fault page of a group of experts")));
-  }
-  FaultPage* page = free.pages.back();
-  free.pages.pop_back();
-  *page = {};
-  return page;
 }
 
 // At most so many operations are under way, unless they are in graphs: a host that stands before a
@@ -73,21 +69,28 @@ constexpr uint64_t kAhead = 32;
 class CudaMachine {
  public:
   CudaMachine(int device, Seconds deadline)
-      : device_(device), deadline_(deadline), page_(take_page()) {
+      : device_(device), deadline_(deadline), page_(fault_pages().take()) {
     const CudaDeviceGuard guard(device);
-    blocks_ = 4 * gpu_properties(device).multiprocessors;
-    load_kernels<Greet, Arrive, Enter, Await, Leave, TakeReport, PushBeside<ExpandRows>, ExpandRows,
-                 ZeroPlaces, CountRows, AddBlocks, CountPairs, NumberPairs<false>,
-                 NumberPairs<true>, ExchangeHeads, TrimExperts, WriteCounts, FindSlots>();
+    multiprocessors_ = gpu_properties(device).multiprocessors;
+    load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, AwaitReaders, TakeReport,
+                 PushBeside<ExpandRows>, Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks,
+                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, SettlePlan,
+                 Last<FindSlots>, EnterEarly, PushEarly<false>, PushEarly<true>, SettleEarly>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
+    // Made now (Note [Events are made early], comm/mapped/link_cuda.cpp).
+    const Stream own = Stream::external({DeviceType::kCuda, device}, cudaStreamPerThread);
+    for (Event* event : {&last_, &waited_, &marks_[0], &marks_[1]}) event->record(own);
   }
   CudaMachine(CudaMachine&& other) noexcept
       : device_(other.device_),
         deadline_(other.deadline_),
         page_(std::exchange(other.page_, nullptr)),
-        blocks_(other.blocks_) {}
+        multiprocessors_(other.multiprocessors_),
+        last_(std::move(other.last_)),
+        waited_(std::move(other.waited_)),
+        marks_{std::move(other.marks_[0]), std::move(other.marks_[1])} {}
   CudaMachine& operator=(CudaMachine&&) = delete;
   // Waits for the operations that were issued, at most as long as a wait may take.
   ~CudaMachine() {
@@ -96,9 +99,7 @@ class CudaMachine {
     Backoff backoff;
     while (!last_.complete() && !leave.expired()) backoff.pause();
     if (!last_.complete()) return;  // a kernel may still write to the page
-    FreePages& free = free_pages();
-    const std::lock_guard lock(free.mutex);
-    free.pages.push_back(page_);
+    fault_pages().give_back(page_);
   }
 
   comm::SymmetricBuffer share(comm::Communicator& comm, const std::string& name, int64_t bytes) {
@@ -120,7 +121,8 @@ class CudaMachine {
     move(to, from, bytes, cudaMemcpyDeviceToHost);
   }
   FaultPage* page() const { return page_; }
-  int64_t blocks() const { return blocks_; }
+  int64_t blocks() const { return 4 * int64_t{multiprocessors_}; }
+  int multiprocessors() const { return multiprocessors_; }
   void ready(comm::Communicator& comm) { comm.bootstrap().all_gather(""); }
 
   template <class Step>
@@ -129,9 +131,16 @@ class CudaMachine {
                    step);
   }
 
+  static bool captured(const Stream& stream) {
+    if (stream.device().type != DeviceType::kCuda) return false;  // nothing was issued yet
+    cudaStreamCaptureStatus status{};
+    MOIETY_CUDA_CHECK(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   // Behind an operation.
   void end(const Stream& stream, comm::Bootstrap& bootstrap) {
-    if (capturing(stream)) return;
+    if (captured(stream)) return;
     last_.record(stream);
     if (++issued_ % (kAhead / 2) != 0) return;
     Event& mark = marks_[issued_ / (kAhead / 2) % 2];
@@ -140,9 +149,8 @@ class CudaMachine {
   }
   void wait(const Stream& stream, comm::Bootstrap& bootstrap) {
     if (stream.device().type != DeviceType::kCuda) return;  // nothing was issued yet
-    Event end;
-    end.record(stream);
-    wait(end, bootstrap);
+    waited_.record(stream);
+    wait(waited_, bootstrap);
   }
 
  private:
@@ -151,12 +159,6 @@ class CudaMachine {
     MOIETY_CUDA_CHECK(
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, cudaStreamPerThread));
     MOIETY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread));
-  }
-  static bool capturing(const Stream& stream) {
-    cudaStreamCaptureStatus status{};
-    MOIETY_CUDA_CHECK(
-        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.cuda_stream()), &status));
-    return status != cudaStreamCaptureStatusNone;
   }
   // Waits by looking; a peer's abort ends the waits of steps.
   void wait(const Event& event, comm::Bootstrap& bootstrap) const {
@@ -171,8 +173,8 @@ class CudaMachine {
   int device_;
   Seconds deadline_;
   FaultPage* page_;
-  int64_t blocks_ = 0;
-  Event last_, marks_[2];
+  int multiprocessors_ = 0;
+  Event last_, waited_, marks_[2];
   uint64_t issued_ = 0;
 };
 

@@ -43,11 +43,6 @@ CarryPlaces carry_places(const ExpertMap& map, const EpLimits& limits, const EpO
 }
 
 EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
-  if (!limits.staged) {
-    fail(ErrorKind::kUnsupported,
-         "ep, group \"{}\": on GPUs rows are on their way in the group's memory (EpLimits staged)",
-         options.name);
-  }
   if (options.transport == EpTransport::kCollectives) return carried_bytes(map, limits, options);
   EpBytes bytes = mapped_layout(map, limits, options).bytes;
   const int64_t used = bytes.words + bytes.meta + bytes.regions;

@@ -8,13 +8,59 @@
 
 namespace moiety::moe::peers {
 
-// Takes the next epoch; returns when all peers have read what this rank's stores will overwrite.
+// What the group waits for from here on has other work beside it, until the stream of that work
+// comes to Join.
+struct SetApart {
+  static constexpr int kThreads = 32;
+  Control* control;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    team.one([&] { store_relaxed(&control->joined_ns, uint64_t{0}); });
+  }
+};
+struct Join {
+  static constexpr int kThreads = 32;
+  Control* control;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    team.one([&] { store_relaxed(&control->joined_ns, nanoseconds()); });
+  }
+};
+
+// Where this rank's rows of an operation lie, as peers are told: {number of the attached buffer,
+// offset in it} and the distance of rows, or that they do not reach them.
+struct OwnRows {
+  static constexpr int kOffsetBits = 48;
+  static constexpr uint64_t kStaged = ~uint64_t{0};
+  uint64_t address = kStaged;
+  int64_t pitch = 0;
+
+  MOIETY_HD_INLINE bool direct() const { return address != kStaged; }
+};
+
+// Tells rank r of this rank's entry.
+MOIETY_STEP void post_entry(const Control& c, int r, int half, const Entry& entry,
+                            const OwnRows& own) {
+  const auto word = [&](int64_t array) { return c.word(r, array, half * c.ranks + c.rank); };
+  store_relaxed(word(c.layout.addr), own.address);
+  store_relaxed(word(c.layout.pitch), uint64_t(own.pitch));
+  store_relaxed(word(c.layout.width), uint64_t(entry.row_bytes));
+  store_relaxed(word(c.layout.plan), uint64_t(entry.plan));
+  store_release(word(c.layout.head), entry.word);
+}
+
+// Takes the next epoch; returns when all peers have read what this rank's stores will overwrite,
+// and where rows may be direct, when all have said whether theirs are.
 struct Enter {
   static constexpr int kThreads = 64;
   Control* control;
   uint32_t signature;
   int64_t row_bytes;
   Epoch plan;
+  OwnRows own = {};
+  bool may_be_direct = false, pulls = false;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
@@ -22,6 +68,7 @@ struct Enter {
     team.one([&] {
       ++c.epoch;
       c.entry = {uint64_t(c.epoch) << kSignatureBits | signature, row_bytes, plan};
+      c.pulls = pulls;
       if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
       if (look(&c.failed) == 0) poisoned(c);
     });
@@ -35,13 +82,23 @@ struct Enter {
     end_waits(team, c, start);
     if (failed(team, c)) return;
     team.one([&] { c.entered_ns = nanoseconds(); });
-    team.each(c.ranks - 1, [&](int64_t i) {
-      const int r = c.peer(i);
-      store_relaxed(c.entry_word(r, c.layout.addr, c.rank), ~uint64_t{0});  // rows are staged
-      store_relaxed(c.entry_word(r, c.layout.width, c.rank), uint64_t(c.entry.row_bytes));
-      store_relaxed(c.entry_word(r, c.layout.plan, c.rank), uint64_t(c.entry.plan));
-      store_release(c.entry_word(r, c.layout.head, c.rank), c.entry.word);
-    });
+    team.each(c.ranks - 1, [&](int64_t i) { post_entry(c, c.peer(i), c.half(), c.entry, own); });
+    const uint64_t posted = nanoseconds();
+    team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = find_direct(c, static_cast<int>(r)); });
+    if (!may_be_direct) return;
+    end_waits(team, c, posted);
+  }
+
+ private:
+  MOIETY_STEP Direct find_direct(Control& c, int r) const {
+    if (!may_be_direct || (r != c.rank && !meet(c, r))) return {};
+    const bool mine = r == c.rank;
+    const uint64_t address =
+        mine ? own.address : load_relaxed(c.entry_word(c.rank, c.layout.addr, r));
+    if (address == OwnRows::kStaged) return {};
+    const auto pitch = static_cast<int64_t>(load_relaxed(c.entry_word(c.rank, c.layout.pitch, r)));
+    const uint64_t offset = address & ((uint64_t{1} << OwnRows::kOffsetBits) - 1);
+    return {c.attached[address >> OwnRows::kOffsetBits][r] + offset, mine ? own.pitch : pitch};
   }
 };
 
@@ -60,7 +117,8 @@ struct Await {
     const uint64_t start = nanoseconds();
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
-      const int64_t of = c.chunks(home ? plan.rows(c.rank, s) : plan.rows(s, c.rank));
+      const int64_t rows = home ? plan.rows(c.rank, s) : plan.rows(s, c.rank);
+      const int64_t of = c.pulled(s) ? 0 : c.chunks(rows);
       team.each(of, [&](int64_t chunk) {
         if (look(&c.failed) != 0) return;
         wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits, c.epoch,
@@ -69,9 +127,8 @@ struct Await {
     }
     team.sync();
     team.one([&] {
-      const uint64_t now = nanoseconds();
-      c.rows_ns = now - c.entered_ns;
-      c.waited_ns += now - start;
+      c.rows_ns = nanoseconds() - c.entered_ns;
+      count_wait(c, start);
     });
     team.each(c.ranks - 1, [&](int64_t i) {
       if (look(&c.failed) == 0) meet(c, c.peer(i));
@@ -79,9 +136,16 @@ struct Await {
   }
 };
 
-// Says that everything that peers sent has been read. The grid before it has ended, so all of its
-// loads have returned.
-struct Leave {
+// Says that everything that peers sent in this epoch has been read.
+template <class Team>
+MOIETY_STEP void give_credits(Team& team, const Control& c) {
+  team.each(c.ranks - 1, [&](int64_t i) {
+    store_release(c.word(c.peer(i), c.layout.credit, c.rank), uint64_t(c.epoch));
+  });
+}
+
+// Returns when all homes have read the rows of this rank, which stay as they are until then.
+struct AwaitReaders {
   static constexpr int kThreads = 64;
   Control* control;
 
@@ -89,9 +153,31 @@ struct Leave {
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
+    const uint64_t start = nanoseconds();
     team.each(c.ranks - 1, [&](int64_t i) {
-      store_release(c.word(c.peer(i), c.layout.credit, c.rank), uint64_t(c.epoch));
+      const int r = c.peer(i);
+      wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch, {.from = r});
     });
+    end_waits(team, c, start);
+  }
+};
+
+// The last step of an operation. When all blocks have done their part, so that all of their loads
+// have returned, the last one gives the credits.
+template <class Step>
+struct Last {
+  static constexpr int kThreads = Step::kThreads;
+  Step step;
+  Control* control;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    Control& c = *control;
+    step(team);
+    team.sync();
+    bool last = false;
+    team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
+    if (team.any(last) && look(&c.failed) == 0) give_credits(team, c);
   }
 };
 

@@ -25,30 +25,39 @@ struct NumberPairs {
   static constexpr int64_t kMostExperts = many ? INT32_MAX : 1024;
   Control* control;
   PrepareView p;
+  bool alone = false;  // there is at most one block of tokens, whose rows and pairs it counts, too
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    const Control& c = *control;
+    Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
+    if (alone) clear_slots(team, plan);
     const int topk = plan.topk;
     const NumberPlaces at(topk, c.experts, team.warps());
     const auto* ranks = team.template shared<Ranks>(0);
     auto* expert_P = team.template shared<int16_t>(at.kExperts);
     auto* number_P = team.template shared<int32_t>(at.numbers);
-    for (int64_t b = team.block(); b < plan.blocks; b += team.blocks()) {
+    for (int64_t b = team.block(); b < (alone ? 1 : plan.blocks); b += team.blocks()) {
       const int64_t first = b * kTokenBlock, tokens = p.tokens_of(b), pairs = tokens * topk;
+      Errors errors;
       team.sync();
       team.each(tokens * c.ranks, [&](int64_t i) { plan.row_TR[first * c.ranks + i] = -1; });
-      number_rows(team, c, p, b, [&](int64_t i, int r, int64_t row) {
-        plan.row_TR[(first + i) * c.ranks + r] = static_cast<int32_t>(row);
-        if (r == c.rank) plan.token(r, row) = static_cast<int32_t>(first + i);
+      find_pairs(team, c, p, b, [&](int64_t i, int64_t e) {
+        if (alone) errors.look(c, p, b, i, e);
+        expert_P[i] = static_cast<int16_t>(e < c.experts ? e < 0 ? -1 : e : -1);
       });
-      team.each(pairs, [&](int64_t i) {
-        const int e = p.expert(c, first + i / topk, i % topk);
-        const bool has_row = e >= 0 && (ranks[i / topk] >> c.map.owner_E[e] & 1);
-        expert_P[i] = static_cast<int16_t>(has_row ? e : -1);
-      });
+      if (alone) errors.add_up(team, c);
+      number_rows(
+          team, c, p, b,
+          [&](int64_t i, int r, int64_t row) {
+            plan.row_TR[(first + i) * c.ranks + r] = static_cast<int32_t>(row);
+            if (r == c.rank) plan.token(r, row) = static_cast<int32_t>(first + i);
+          },
+          [&](int r, int64_t rows) {
+            if (alone) count_rows(c, r, rows);
+          });
+      if (p.may_cut()) cut_pairs(team, c, pairs);
       number_pairs(team, c, b, pairs);
       team.each(pairs, [&](int64_t i) {
         plan.slot_TK[first * topk + i] = expert_P[i] < 0 ? -1 : number_P[i];
@@ -63,6 +72,30 @@ struct NumberPairs {
   }
 
  private:
+  MOIETY_STEP void count_rows(const Control& c, int r, int64_t rows) const {
+    const int64_t most = p.most_rows(c, r);
+    const auto kept = static_cast<int32_t>(rows < most ? rows : most);
+    c.scratch.uncut_R[r] = static_cast<int32_t>(rows);
+    p.plan.rows_RR[c.rank * c.ranks + r] = kept;
+    if (p.plan.blocks > 0) p.plan.row_end_BR[r] = kept;
+  }
+  MOIETY_STEP void count_pairs(const Control& c, int64_t e, int count) const {
+    p.plan.count_RE[int64_t{c.rank} * c.experts + e] = count;
+    if (p.plan.blocks > 0) p.plan.pair_end_BE[e] = count;
+  }
+  // Takes away the pairs whose tokens have no row. The team meets behind it.
+  template <class Team>
+  MOIETY_STEP void cut_pairs(Team& team, Control& c, int64_t pairs) const {
+    const auto* ranks = team.template shared<Ranks>(0);
+    auto* expert_P = team.template shared<int16_t>(NumberPlaces::kExperts);
+    team.each(pairs, [&](int64_t i) {
+      if (expert_P[i] < 0) return;
+      if (ranks[Split(i, p.plan.topk).item] >> c.map.owner_E[expert_P[i]] & 1) return;
+      expert_P[i] = -1;
+      if (alone) add(&c.cut, 1ull);
+    });
+    team.sync();
+  }
   // A warp has a run of the pairs. They are counted, so that it knows those before its own, and then
   // numbered. The team meets behind it.
   template <class Team>
@@ -94,9 +127,10 @@ struct NumberPairs {
         before = static_cast<uint16_t>(sum);
         sum += count;
       }
+      if (alone) count_pairs(c, e, sum);
     });
     team.sync();
-    const int32_t* ended = b == 0 ? nullptr : p.plan.pair_end_BE + (b - 1) * c.experts;
+    const int32_t* const ended = b == 0 ? nullptr : p.plan.pair_end_BE + (b - 1) * c.experts;
     in_runs([&](int64_t i, int e, int number) { number_P[i] = (ended ? ended[e] : 0) + number; });
   }
 

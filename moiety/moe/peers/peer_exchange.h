@@ -25,10 +25,21 @@ class PeerExchange : public comm::GpuWaits {
   virtual void release() = 0;
   virtual const EpBytes& bytes() const = 0;
   virtual void wait(const Stream& stream) = 0;
+  // Whether the stream is captured into a graph.
+  virtual bool captured(const Stream& stream) const = 0;
   // The reason why the group is poisoned; empty if none is known.
   virtual std::string failure() const = 0;
-  // The nanoseconds that operations have waited for peers, in memory of the device.
+  // The nanoseconds that operations have waited for peers, in memory of the device. Those between
+  // `set_apart` and `join`, which is called on the stream of what runs beside them, do not count
+  // before that stream is there.
   virtual int64_t* waited_ns() const = 0;
+  virtual void set_apart(const Stream& stream) = 0;
+  virtual void join(const Stream& beside) = 0;
+  // Between operations: buffers of all ranks that peers may reach. False if it is not attached.
+  virtual void attach(const comm::SymmetricBuffer& buffer) = 0;
+  virtual bool detach(const comm::SymmetricBuffer& buffer) = 0;
+  // Whether an attached buffer holds these rows.
+  virtual bool reaches(const Operand& operand) const = 0;
   virtual std::optional<Finding> take_finding(Epoch epoch) = 0;
   virtual void take_report(const TensorView& report, const Stream& stream) = 0;
 
@@ -40,6 +51,10 @@ class PeerExchange : public comm::GpuWaits {
   virtual void prepare(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
                        const Stream& stream) = 0;
   virtual void copy_rows(const EpPlan& plan, const DispatchRows& rows, const Stream& stream) = 0;
+  // Whether the two have an operation of their own; the same on all ranks.
+  virtual bool takes_early() const = 0;
+  virtual void prepare_copy_rows(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+                                 const DispatchRows& rows, const Stream& stream) = 0;
   virtual void scale_rows(const EpPlan& plan, const ScaledRows& rows, const Signature& signature,
                           const Stream& stream) = 0;
   virtual void sum_rows(const EpPlan& plan, const SumArgs& sum, const Signature& signature,

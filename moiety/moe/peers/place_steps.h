@@ -44,7 +44,11 @@ struct ZeroPlaces {
   MOIETY_STEP void operator()(Team& team) const {
     if (failed(team, *control)) return;
     const int64_t end = rows.source ? mapped_end(team, plan, rows.source) : places;
-    team.grid_warps(places - end, [&](auto& warp, int64_t i) { zero_row(warp, rows, end + i); });
+    const int64_t pieces = rows.pieces();
+    team.grid_warps((places - end) * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      zero_piece(warp, rows, end + split.item, split.rest);
+    });
     team.grid_warps(rows.words.pads(), [&](auto& warp, int64_t i) {
       rows.words.put(warp, rows.words.rows + i, nullptr);
     });

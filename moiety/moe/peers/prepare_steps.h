@@ -1,7 +1,6 @@
 // The second half of prepare among GPU ranks: heads and counts of all ranks, and the slots.
 #pragma once
 
-#include "moiety/moe/peers/number_steps.h"
 #include "moiety/moe/peers/trim_steps.h"
 
 namespace moiety::moe::peers {
@@ -109,83 +108,82 @@ struct ExchangeHeads {
   }
 };
 
-// Writes the plan's counts and info, and records errors, which are equal on all ranks. One block.
-struct WriteCounts {
-  static constexpr int kThreads = 256;
-  Control* control;
-  PrepareView p;
+// Exchanges heads and counts, finds which pairs are kept, writes the plan's counts and info, and
+// records errors, which are equal on all ranks. One block.
+struct SettlePlan {
+  static constexpr int kThreads = 1024;
+  ExchangeHeads heads;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
+    Control& c = *heads.control;
+    const PrepareView& p = heads.p;
+    heads(team);
     if (failed(team, c)) return;
+    TrimExperts{p}(team, c);
     const PlanView& plan = p.plan;
     const Scratch& at = c.scratch;
     const int32_t* experts = c.map.by_owner_E + c.map.begin_R[c.rank];
-    const int64_t n = c.map.count(c.rank);
-    team.each(n, [&](int64_t i) {
+    team.each(c.map.count(c.rank), [&](int64_t i) {
       const int e = experts[i];
       plan.rows_before[i] = at.count_E[e];
       plan.rows_real[i] = at.kept_E[e];
       plan.rows_padded[i] = round_up(at.kept_E[e], plan.alignment);
       plan.offset[i] = at.offset_E[e];
     });
-    const int64_t kept = team.sum(n, [&](int64_t i) -> int64_t { return at.kept_E[experts[i]]; });
-    const int64_t padded = team.sum(
-        n, [&](int64_t i) -> int64_t { return round_up(at.kept_E[experts[i]], plan.alignment); });
-    const int64_t own_dropped = team.sum(c.experts, [&](int64_t e) {
-      const int64_t pairs = plan.count_RE[int64_t{c.rank} * c.experts + e];
-      const int64_t alive = at.kept_E[e] - at.before_RE[int64_t{c.rank} * c.experts + e];
-      return pairs - (alive < 0 ? 0 : alive < pairs ? alive : pairs);
-    });
-    team.one([&] {
-      plan.offset[n] = padded;
-      int64_t* info = plan.info;
-      for (int i = 0; i < 16; ++i) info[i] = 0;
-      info[kInfoPadded] = padded;
-      info[kInfoKept] = kept;
-      info[kInfoRequired] = at.required_R[c.rank];
-      info[kInfoDropped] = at.dropped_R[c.rank];
-      info[kInfoCapacity] = at.heads_R[c.rank].capacity;
-      info[kInfoOwnDropped] = own_dropped + static_cast<int64_t>(c.cut);
-      info[kInfoOwnMasked] = static_cast<int64_t>(c.masked);
-      info[kInfoOwnBad] = static_cast<int64_t>(c.bad);
-      c.masked = c.bad = c.cut = c.behind_bad = 0;
-      for (int r = 0; r < c.ranks; ++r) {
-        const MessageHead& head = at.heads_R[r];
-        info[kInfoGroupTokens] += head.tokens;
-        raise_to(info[kInfoGroupRequired], at.required_R[r]);
-        info[kInfoGroupDropped] += at.dropped_R[r] + head.cut;
-        raise_to(info[kInfoLargestRows], head.most_rows);
-      }
-      info[kInfoGroupOverflow] = info[kInfoGroupDropped] > 0;
-      record_errors(c);
-    });
+    team.one([&] { write_info(c); });
   }
 
  private:
-  MOIETY_STEP static void raise_to(int64_t& x, int64_t value) { x = x < value ? value : x; }
-  MOIETY_STEP void record_errors(Control& c) const {
+  MOIETY_STEP static int64_t larger(int64_t x, int64_t y) { return x < y ? y : x; }
+  MOIETY_STEP void write_info(Control& c) const {
+    const Scratch& at = c.scratch;
+    int64_t tokens = 0, required = 0, dropped = 0, most = 0;
+    for (int r = 0; r < c.ranks; ++r) {
+      const MessageHead& head = at.heads_R[r];
+      tokens += head.tokens;
+      required = larger(required, at.required_R[r]);
+      dropped += at.dropped_R[r] + head.cut;
+      most = larger(most, head.most_rows);
+    }
+    const Trims trims = *at.trims;
+    const int64_t info[16] = {trims.padded,
+                              trims.kept,
+                              at.required_R[c.rank],
+                              at.dropped_R[c.rank],
+                              at.heads_R[c.rank].capacity,
+                              tokens,
+                              static_cast<int64_t>(trims.own_dropped + c.cut),
+                              static_cast<int64_t>(c.masked),
+                              static_cast<int64_t>(c.bad),
+                              required,
+                              dropped,
+                              dropped > 0,
+                              most};
+    for (int i = 0; i < 16; ++i) heads.p.plan.info[i] = info[i];
+    heads.p.plan.offset[c.map.count(c.rank)] = trims.padded;
+    c.masked = c.bad = c.cut = c.behind_bad = 0;
+    record_errors(c, required, dropped);
+  }
+  MOIETY_STEP void record_errors(Control& c, int64_t required, int64_t dropped) const {
     const Scratch& at = c.scratch;
     const auto find = [&](Finding::Kind kind, int rank, int64_t a, int64_t b, int64_t e,
                           int64_t d) {
-      c.findings.add({.epoch = p.epoch, .kind = kind, .rank = rank, .value = {a, b, e, d}});
+      c.findings.add({.epoch = heads.p.epoch, .kind = kind, .rank = rank, .value = {a, b, e, d}});
     };
     for (int r = 0; r < c.ranks; ++r) {
       const MessageHead& head = at.heads_R[r];
       if (head.bad == 0) continue;
       find(Finding::Kind::kBadIndex, r, head.bad_token, head.bad_choice, head.bad_index, 0);
     }
-    const int64_t* info = p.plan.info;
-    if (info[kInfoGroupOverflow] == 0) return;
-    if (p.overflow == OverflowPolicy::kReport) {
-      c.findings.add_overflow(info[kInfoGroupRequired], info[kInfoGroupDropped]);
-    }
-    if (p.overflow != OverflowPolicy::kError) return;
+    if (dropped == 0) return;
+    if (heads.p.overflow == OverflowPolicy::kReport) c.findings.add_overflow(required, dropped);
+    if (heads.p.overflow != OverflowPolicy::kError) return;
     for (int r = 0; r < c.ranks; ++r) {
       const MessageHead& head = at.heads_R[r];
       if (head.cut == 0) continue;
-      find(Finding::Kind::kPeerRows, r, head.most_rows, head.most_rows_to, p.plan.rows_max, 0);
+      find(Finding::Kind::kPeerRows, r, head.most_rows, head.most_rows_to, heads.p.plan.rows_max,
+           0);
       break;
     }
     for (int r = 0; r < c.ranks; ++r) {
@@ -198,22 +196,42 @@ struct WriteCounts {
   }
 };
 
-// Finds the slots of own pairs and of rows that came, and the way back from slots to rows.
+// Finds the slots of own pairs and of rows that came, and the way back from slots to rows. A thread
+// has a pair.
 struct FindSlots {
   static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
+
+  // The tokens or rows that a block of so many threads takes at a time.
+  MOIETY_HD_INLINE static int64_t tile(int64_t threads, int topk) { return threads / topk; }
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    team.grid_warps(plan.tokens, [&](auto& warp, int64_t t) { find_own(warp, c, t); });
+    const bool lost = plan.info[kInfoGroupDropped] > 0;
+    const int64_t tile = FindSlots::tile(32 * team.warps(), plan.topk);
+    const auto for_tiles = [&](int64_t n, auto&& take) {
+      for (int64_t first = team.block() * tile; first < n; first += team.blocks() * tile) {
+        take(first, n - first < tile ? n - first : tile);
+      }
+    };
+    for_tiles(plan.tokens, [&](int64_t first, int64_t n) {
+      team.each(n * plan.topk, [&](int64_t i) { find_own(c, first * plan.topk + i); });
+      if (!lost) return;
+      team.sync();
+      team.each(n * c.ranks, [&](int64_t i) { find_dead(c, first * c.ranks + i); });
+    });
     for (int s = 0; s < c.ranks; ++s) {
       if (s == c.rank) continue;
-      team.grid_warps(plan.rows(s, c.rank),
-                      [&](auto& warp, int64_t j) { find_received(warp, c, s, j); });
+      for_tiles(plan.rows(s, c.rank), [&](int64_t first, int64_t n) {
+        team.each(n * plan.topk, [&](int64_t i) {
+          const Split pair(i, plan.topk);
+          find_received(c, s, first + pair.item, pair.rest);
+        });
+      });
     }
   }
 
@@ -221,49 +239,42 @@ struct FindSlots {
   // The slot of pair `number` among rank s's pairs of the expert; -1 if it is not alive.
   MOIETY_STEP int32_t slot_of(const Control& c, int s, int e, int64_t number) const {
     const int64_t position = c.scratch.before_RE[int64_t{s} * c.experts + e] + number;
-    if (position >= c.scratch.kept_E[e]) return -1;
-    return static_cast<int32_t>(c.scratch.offset_E[e] + position);
+    const int32_t kept = c.scratch.kept_E[e], offset = c.scratch.offset_E[e];
+    return position < kept ? static_cast<int32_t>(offset + position) : -1;
   }
-
-  template <class Warp>
-  MOIETY_STEP void find_own(Warp& warp, const Control& c, int64_t t) const {
+  MOIETY_STEP void find_own(const Control& c, int64_t pair) const {
     const PlanView& plan = p.plan;
-    int32_t* slot_K = plan.slot_TK + t * plan.topk;  // numbers, for now
-    int32_t* row_R = plan.row_TR + t * c.ranks;
-    const int64_t own_row = row_R[c.rank];
-    const uint64_t ranks = warp.bits(plan.topk, [&](int64_t k) -> uint64_t {
-      const int32_t number = slot_K[k];
-      const int e = number < 0 ? -1 : p.expert(c, t, k);
-      const int32_t here = number < 0 ? -1 : slot_of(c, c.rank, e, number);
-      const int32_t of = here < 0 ? -1 : c.map.owner_E[e];
-      slot_K[k] = here;
-      plan.owner_TK[t * plan.topk + k] = of;
-      if (own_row >= 0) {
-        plan.slots(c.rank, own_row)[k] = of == c.rank ? here : -1;
-        if (of == c.rank) {
-          plan.slot_row[here] = static_cast<int32_t>(c.rank * plan.tokens_max + own_row);
-        }
-      }
-      return here < 0 ? 0 : uint64_t{1} << of;
-    });
-    warp.each(c.ranks, [&](int64_t r) {
-      if ((ranks >> r & 1) == 0) row_R[r] = -1;
-    });
+    const Split at(pair, plan.topk);
+    const int32_t number = plan.slot_TK[pair];
+    const int e = p.expert(c, at.item, at.rest);
+    const int32_t own_row = plan.row_TR[at.item * c.ranks + c.rank];
+    const int32_t here = number < 0 ? -1 : slot_of(c, c.rank, e, number);
+    const int32_t of = here < 0 ? -1 : c.map.owner_E[e];
+    plan.slot_TK[pair] = here;
+    plan.owner_TK[pair] = of;
+    if (own_row < 0) return;
+    plan.slots(c.rank, own_row)[at.rest] = of == c.rank ? here : -1;
+    if (of != c.rank) return;
+    plan.slot_row[here] = static_cast<int32_t>(c.rank * plan.tokens_max + own_row);
   }
-
-  template <class Warp>
-  MOIETY_STEP void find_received(Warp& warp, const Control& c, int s, int64_t j) const {
+  // Takes away a row without a live pair.
+  MOIETY_STEP void find_dead(const Control& c, int64_t at) const {
+    const Split row(at, c.ranks);
+    const int32_t* owner_K = p.plan.owner_TK + row.item * p.plan.topk;
+    bool alive = false;
+    for (int k = 0; k < p.plan.topk; ++k) alive = alive || owner_K[k] == row.rest;
+    if (!alive) p.plan.row_TR[at] = -1;
+  }
+  MOIETY_STEP void find_received(const Control& c, int s, int64_t j, int64_t k) const {
     const PlanView& plan = p.plan;
     const std::byte* in =
         c.message(c.rank, s) + head_bytes(c.experts, c.ranks) + j * routing_bytes(plan.topk);
-    warp.one([&] { plan.token(s, j) = load<int32_t>(in); });
-    warp.each(plan.topk, [&](int64_t k) {
-      const int32_t local = load<int32_t>(in + 8 + 8 * k), number = load<int32_t>(in + 12 + 8 * k);
-      const int32_t slot =
-          local < 0 ? -1 : slot_of(c, s, c.map.by_owner_E[c.map.begin_R[c.rank] + local], number);
-      plan.slots(s, j)[k] = slot;
-      if (slot >= 0) plan.slot_row[slot] = static_cast<int32_t>(s * plan.tokens_max + j);
-    });
+    const int32_t local = load<int32_t>(in + 8 + 8 * k), number = load<int32_t>(in + 12 + 8 * k);
+    if (k == 0) plan.token(s, j) = load<int32_t>(in);
+    const int32_t slot =
+        local < 0 ? -1 : slot_of(c, s, c.map.by_owner_E[c.map.begin_R[c.rank] + local], number);
+    plan.slots(s, j)[k] = slot;
+    if (slot >= 0) plan.slot_row[slot] = static_cast<int32_t>(s * plan.tokens_max + j);
   }
 };
 

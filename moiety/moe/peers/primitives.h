@@ -14,6 +14,7 @@
 //   sync()               a barrier of the team, which brings stores before it to all of its threads
 //   any(x)               a barrier; whether x is true on any thread
 //   sum(n, f)            the sum of f(i) over i < n, int64, on every thread; all call it
+//   total(x)             the sum of x over the threads, int64, on every thread; all call it
 //   scan(n, f, use)      use(i, the sum of f(i') over i' < i), int64, on one thread for each i; all
 //                        call it
 //   shared<T>(offset)    its memory of its own, which holds what the step asked for
@@ -34,8 +35,9 @@
 //                        same key since add(key, count) was called for it, on one lane
 //   live(n, slot)        slot(k) for k < n <= 32, of which those >= 0 count
 // whose result, inside lanes(f), has
-//   count(), each(f)     how many there are; f(k, slot) for each, in order
-//   batches(f)           f(first, n, slot_of) for up to 8 at a time: slot_of(i) is the slot of the
+//   count(), first()     how many there are; the first of them, if there is one
+//   each(f)              f(k, slot) for each, in order
+//   batches<most>(f)     f(first, n, slot_of) for up to `most` at a time: slot_of(i) is the slot of the
 //                        i-th of the n in it, and `first` is true for the first batch
 #pragma once
 
@@ -150,6 +152,30 @@ MOIETY_STEP void keep_bits(unsigned long long* x, unsigned long long mask) {
 #endif
 }
 
+// Sets a bit that other threads may set, too, or others of the same number.
+MOIETY_STEP void set_bit(unsigned long long* x, int bit) {
+#ifdef __CUDACC__
+  atomicOr(reinterpret_cast<unsigned*>(x) + bit / 32, 1u << bit % 32);
+#else
+  std::atomic_ref(*x).fetch_or(1ull << bit, std::memory_order_relaxed);
+#endif
+}
+// Whether the caller is the last of `all` that come here; then it sees what the others did before.
+// The count is 0 before and afterwards.
+MOIETY_STEP bool comes_last(uint32_t* count, int64_t all) {
+#ifdef __CUDACC__
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(count)
+               : "memory");
+#else
+  const uint32_t before = std::atomic_ref(*count).fetch_add(1, std::memory_order_acq_rel);
+#endif
+  if (before + 1 != all) return false;
+  *count = 0;
+  return true;
+}
 MOIETY_STEP unsigned long long load_bits(const unsigned long long* x) {
 #ifdef __CUDACC__
   return *static_cast<const volatile unsigned long long*>(x);
@@ -157,6 +183,18 @@ MOIETY_STEP unsigned long long load_bits(const unsigned long long* x) {
   return std::atomic_ref(const_cast<unsigned long long&>(*x)).load(std::memory_order_relaxed);
 #endif
 }
+
+// Number i of things of which an item has `each`. There are fewer than 2^32 of them, since the rows
+// of more would not fit into a memory.
+struct Split {
+  int64_t item, rest;
+
+  MOIETY_HD_INLINE Split(int64_t i, int64_t each) {
+    const auto number = static_cast<uint32_t>(i), by = static_cast<uint32_t>(each);
+    item = number / by;
+    rest = number % by;
+  }
+};
 
 // Runs of bytes, moved in units of `unit` bytes: 16, 4, 2 or 1 (copy_kernel.h).
 template <int n>

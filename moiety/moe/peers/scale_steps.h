@@ -9,7 +9,7 @@ namespace moiety::moe::peers {
 // gy[slot] := round(w g), and the dot products with y; behind PushRows of g.
 template <class T>
 struct ScaleRows {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256, kResident = 3;
   Control* control;
   PlanView plan;
   CopyRows rows;                // g, and gy with its padding
@@ -22,6 +22,18 @@ struct ScaleRows {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
+    if (wide && model % kEight == 0) {
+      take<true>(team, c);
+    } else {
+      take<false>(team, c);
+    }
+    if (taken.own) zero_empty(team, plan, rows);
+  }
+
+ private:
+  // `vectors`: all rows are whole octets.
+  template <bool vectors, class Team>
+  MOIETY_STEP void take(Team& team, const Control& c) const {
     const RowPart& p = rows.part[0];
     // A warp has a pair; the other pairs of a row find g in the cache.
     for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
@@ -29,17 +41,14 @@ struct ScaleRows {
       if (slot < 0) return;
       const bool own = s == c.rank;
       const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
-                               : c.record(c.rank, s, j, rows.record) + p.at;
-      scale(warp, g, own ? wide : model % kEight == 0, slot);
+                               : c.record(c.rank, s, j, rows.staged.record);
+      scale<vectors>(warp, g, own ? wide : model % kEight == 0, slot);
     });
-    if (taken.own) zero_empty(team, plan, rows);
   }
 
- private:
-  static constexpr int kBatch = 4;  // octets of a lane that wait for memory together
-
-  template <class Warp>
+  template <bool vectors, class Warp>
   MOIETY_STEP void scale(Warp& warp, const std::byte* g, bool g_wide, int64_t slot) const {
+    constexpr int kBatch = vectors ? 3 : 1;  // octets of a lane that wait for memory together
     const RowPart& p = rows.part[0];
     std::byte* to = p.to + slot * p.to_stride;
     const float w = load<float>(slot_w + slot * w_stride);
@@ -52,13 +61,13 @@ struct ScaleRows {
             for (int i = 0; i < kBatch; ++i) {
               const int64_t at = first + i * 32 * kEight;
               if (at >= model) continue;
-              x[i] = load_eight<T>(g, at, model, g_wide);
-              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, wide);
+              x[i] = load_eight<T>(g, at, model, vectors || g_wide);
+              if (dots) held[i] = load_eight<T>(y + slot * y_stride, at, model, vectors || wide);
             }
             MOIETY_UNROLL
             for (int i = 0; i < kBatch; ++i) {
               const int64_t at = first + i * 32 * kEight;
-              if (at < model) dot = scaled(to, at, w, x[i], held[i], dot);
+              if (at < model) dot = scaled<vectors>(to, at, w, x[i], held[i], dot);
             }
           }
           return dot;
@@ -68,18 +77,19 @@ struct ScaleRows {
         });
   }
   // Stores an octet; the dot product goes on.
+  template <bool vectors>
   MOIETY_STEP float scaled(std::byte* to, int64_t at, float w, const Held<T>& x,
                            const Held<T>& held, float dot) const {
     if (dots) {
       // An element that does not exist must not turn a sum of -0 into +0.
       MOIETY_UNROLL
       for (int i = 0; i < kEight; ++i) {
-        if (at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
+        if (vectors || at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
       }
     }
     EightSum sum;
     sum.add_weighted(w, x);
-    store_eight(to, at, model, wide, sum.template round<T>());
+    store_eight(to, at, model, vectors || wide, sum.template round<T>());
     return dot;
   }
 };

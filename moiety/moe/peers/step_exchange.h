@@ -4,13 +4,16 @@
 //   write(to, from, bytes), read(to, from, bytes)   copies to and from that memory, at once
 //   FaultPage* page()                          host memory that steps reach, zero
 //   int64_t blocks()                           the most blocks that it is worth to have in a grid
+//   int multiprocessors()                      how many blocks of one kernel can wait side by side
 //   launch(name, step, LaunchSize, stream)     runs a step behind those before it on the stream
 //   end(stream, bootstrap)                     stands behind each operation
 //   wait(stream, bootstrap)                    waits for them; an abort is told on the page
+//   captured(stream)                           whether the stream is captured into a graph
 //   ready(comm)                                ends the creation of memory
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "moiety/base/error.h"
@@ -21,6 +24,7 @@
 #include "moiety/moe/peers/carry_steps.h"
 #include "moiety/moe/peers/peer_exchange.h"
 #include "moiety/moe/peers/step_views.h"
+#include "moiety/moe/prepare_dispatch.h"
 
 namespace moiety::moe::peers {
 
@@ -62,11 +66,16 @@ class StepExchange final : public PeerExchange {
  public:
   StepExchange(Machine machine, comm::Communicator& comm, const ExpertMap& map,
                const EpOptions& options)
-      : comm_(&comm), map_(map), options_(options), machine_(std::move(machine)) {
+      : comm_(&comm),
+        map_(map),
+        options_(options),
+        waiting_(options.device, text("group \"{}\"", options.name), 1),
+        machine_(std::move(machine)) {
     make_control();
   }
 
   void allocate(const EpLimits& limits) override {
+    check_waiting();
     EpLimits in_use = limits;
     // One operation's boxes come when the one before has ended.
     if (over_collectives()) in_use.depth = 1;
@@ -92,6 +101,7 @@ class StepExchange final : public PeerExchange {
     std::swap(memory_, fresh);
     layout_ = layout;
     rows_max_ = c.rows_max;
+    takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     bytes_ = bytes;
     machine_.ready(*comm_);
     if (fresh) fresh.close();
@@ -110,6 +120,7 @@ class StepExchange final : public PeerExchange {
 
   const EpBytes& bytes() const override { return bytes_; }
   void wait(const Stream& stream) override { machine_.wait(stream, comm_->bootstrap()); }
+  bool captured(const Stream& stream) const override { return machine_.captured(stream); }
   void end_waits() override { comm::store_release(machine_.page()->abort, 1); }
 
   std::string failure() const override {
@@ -122,6 +133,11 @@ class StepExchange final : public PeerExchange {
   int64_t* waited_ns() const override {
     return reinterpret_cast<int64_t*>(control_.local() + offsetof(Control, waited_ns));
   }
+
+  void set_apart(const Stream& stream) override {
+    launch("ep set apart", SetApart{here()}, {}, stream);
+  }
+  void join(const Stream& beside) override { launch("ep join", Join{here()}, {}, beside); }
 
   const uint64_t* fault_word() const override {
     static_assert(offsetof(Control, failed) % 8 == 0 &&
@@ -148,42 +164,51 @@ class StepExchange final : public PeerExchange {
                const Stream& stream) override {
     const PrepareView p = view_of(plan, args, epoch);
     Control* const c = here();
-    const int64_t ranks = map_.ranks(), experts = map_.experts();
-    const int64_t tokens = grid(plan.tokens, kTokenBlock);
-    const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
-    const int64_t counters = ceil_div(ranks + experts, kRowsOfBlock);
     enter({.op = OpKind::kPrepare}, stream);
-    launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
-    if (p.may_cut()) {
-      launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
-      launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
-    }
-    launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
-    if (experts <= NumberPairs<false>::kMostExperts) {
-      number<false>(plan, p, tokens, stream);
-    } else {
-      number<true>(plan, p, tokens, stream);
-    }
+    count(plan, p, stream);
     if (over_collectives()) {
       launch("ep prepare, heads", ExchangeHeads{c, p, true, false}, {}, stream);
       carry(layout_.meta, layout_.message, stream);
     }
-    launch("ep prepare, heads", ExchangeHeads{c, p, !over_collectives(), true}, {}, stream);
-    launch("ep prepare, trim", TrimExperts{c, p}, {ranks}, stream);
-    launch("ep prepare, counts", WriteCounts{c, p}, {}, stream);
-    launch("ep prepare, slots", FindSlots{c, p}, {grid(ranks * plan.tokens_max, kRowsOfBlock)},
+    launch("ep prepare, settle", SettlePlan{{c, p, !over_collectives(), true}},
+           {1, trim_bytes(map_.experts())}, stream);
+    launch("ep prepare, slots", Last<FindSlots>{{c, p}, c},
+           {grid(plan.tokens_max, FindSlots::tile(FindSlots::kThreads, plan.topk))}, stream);
+    end(stream);
+  }
+
+  bool takes_early() const override { return takes_early_; }
+  void prepare_copy_rows(const EpPlan& plan, const PrepareArgs& args, Epoch epoch,
+                         const DispatchRows& d, const Stream& stream) override {
+    const PrepareView p = view_of(plan, args, epoch);
+    const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
+    Control* const c = here();
+    const Signature prepare{.op = OpKind::kPrepare};
+    launch("ep enter early",
+           EnterEarly{c, static_cast<uint32_t>(prepare.bits()),
+                      static_cast<uint32_t>(d.signature.bits()), d.signature.row_bytes,
+                      d.signature.plan},
+           {}, stream);
+    const auto push = [&]<bool many>() {
+      using Step = PushEarly<many>;
+      const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
+      launch("ep push early", Step{c, p, rows},
+             {1 + push_grid(plan), std::max(places.bytes, Step::kNumber + 8)}, stream);
+    };
+    few_experts() ? push.template operator()<false>() : push.template operator()<true>();
+    launch("ep settle early", SettleEarly{c, p}, {1, trim_bytes(map_.experts())}, stream);
+    const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
+    launch("ep take early", Last<ExpandRows>{{c, p.plan, rows, {}}, c}, {take_grid(plan, items)},
            stream);
-    leave(stream);
+    end(stream);
+    zero_places(plan, rows, d.rows.places, stream);
   }
 
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
-    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), d.signature,
-              stream);
-    if (rows.source || rows.words.pads() > 0) {
-      launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, d.rows.places},
-             {grid(d.rows.places, kTokenBlock)}, stream);
-    }
+    enter(d.signature, stream, d.rows.operand(plan.capacity));
+    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), stream);
+    zero_places(plan, rows, d.rows.places, stream);
   }
 
   void scale_rows(const EpPlan& plan, const ScaledRows& a, const Signature& signature,
@@ -202,7 +227,8 @@ class StepExchange final : public PeerExchange {
                               .wide = wide_rows(a),
                               .dots = a.y_CD.defined(),
                               .taken = {}};
-      move_rows(plan, step, plan.topk, signature, stream);
+      enter(signature, stream);
+      move_rows(plan, step, plan.topk, stream);
     });
   }
 
@@ -210,20 +236,44 @@ class StepExchange final : public PeerExchange {
                 const Stream& stream) override {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
-    enter(signature, stream);
+    const OwnRows own = enter(signature, stream, operand_of(sum));
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      launch("ep push sums", PushSums<T>{here(), view, {rows}}, {push_grid(plan)}, stream);
+      launch("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)}, stream);
       carry_records(rows.record, stream);
       launch("ep await", Await{here(), view, true}, {}, stream);
-      const LaunchSize size{grid(plan.tokens * SumParts<T>{rows}.pieces(), kRowsOfBlock)};
+      const LaunchSize size{
+          std::min(most_blocks<TakeSums<T, T>>(), grid(plan.tokens * rows.pieces(), kRowsOfBlock))};
       if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", TakeSums<T, float>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, rows}, here()}, size,
+               stream);
       } else {
-        launch("ep take sums", TakeSums<T, T>{here(), view, {rows}}, size, stream);
+        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, rows}, here()}, size, stream);
       }
     });
-    leave(stream);
+    if (own.direct()) launch("ep await readers", AwaitReaders{here()}, {}, stream);
+    end(stream);
   }
+
+  void attach(const comm::SymmetricBuffer& buffer) override {
+    const auto free = std::find_if(attached_.begin(), attached_.end(),
+                                   [](const comm::SymmetricBuffer& b) { return !b; });
+    MOIETY_CHECK(free != attached_.end(), "ep attach, group \"{}\": {} buffers are attached",
+                 options_.name, kMostAttached);
+    *free = buffer;
+    Control c = control();
+    for (int r = 0; r < comm_->size(); ++r)
+      c.attached[free - attached_.begin()][r] = buffer.peer(r);
+    set_control(c);
+  }
+  bool detach(const comm::SymmetricBuffer& buffer) override {
+    for (comm::SymmetricBuffer& b : attached_) {
+      if (!b || !buffer || b.local() != buffer.local()) continue;
+      b = {};
+      return true;
+    }
+    return false;
+  }
+  bool reaches(const Operand& operand) const override { return find(operand).direct(); }
 
   const MappedLayout& layout() const override { return layout_; }
   const comm::SymmetricBuffer& memory() const override { return memory_; }
@@ -247,57 +297,114 @@ class StepExchange final : public PeerExchange {
   int64_t push_grid(const EpPlan& plan) const {
     return grid((map_.ranks() - 1) * plan.tokens_max, options_.chunk_rows);
   }
-  // Of a multiprocessor's blocks there are four; at most half of all push.
-  int64_t most_pushers() const {
-    const int64_t asked = 4 * options_.comm_sms, all = machine_.blocks();
+  // The most blocks of a step: what a multiprocessor has room for on each, if the step says it.
+  template <class Step>
+  int64_t most_blocks() const {
+    if constexpr (requires { Step::kResident; }) {
+      return std::max<int64_t>(1, machine_.blocks() * Step::kResident / 4);
+    } else {
+      return machine_.blocks();
+    }
+  }
+  // Of `all` blocks at most half push.
+  int64_t most_pushers(int64_t all) const {
+    const int64_t of_multiprocessor = ceil_div(4 * all, machine_.blocks());
+    const int64_t asked = of_multiprocessor * options_.comm_sms;
     return asked > 0 ? std::min(asked, all / 2) : all / 4;
   }
+  bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
+  // Numbers own rows and pairs, with their counts.
+  void count(const EpPlan& plan, const PrepareView& p, const Stream& stream) {
+    few_experts() ? count<false>(plan, p, stream) : count<true>(plan, p, stream);
+  }
   template <bool many>
-  void number(const EpPlan& plan, const PrepareView& p, int64_t blocks, const Stream& stream) {
-    using Step = NumberPairs<many>;
-    const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
-    launch("ep prepare, number", Step{here(), p}, {blocks, places.bytes}, stream);
+  void count(const EpPlan& plan, const PrepareView& p, const Stream& stream) {
+    using Number = NumberPairs<many>;
+    Control* const c = here();
+    const int64_t experts = map_.experts(), tokens = grid(plan.tokens, kTokenBlock);
+    const NumberPlaces places(plan.topk, experts, Number::kThreads / 32);
+    const bool alone = plan.tokens <= kTokenBlock;
+    if (!alone) {
+      const int64_t slots = grid(std::max(plan.tokens, plan.capacity), kTokenBlock);
+      const int64_t counters = ceil_div(map_.ranks() + experts, kRowsOfBlock);
+      launch("ep prepare, rows", CountRows{c, p}, {slots, shared_counts(experts)}, stream);
+      if (p.may_cut()) {
+        launch("ep prepare, add rows", AddBlocks{c, p, true, false}, {counters}, stream);
+        launch("ep prepare, pairs", CountPairs{c, p}, {tokens, shared_counts(experts)}, stream);
+      }
+      launch("ep prepare, add", AddBlocks{c, p, !p.may_cut(), true}, {counters}, stream);
+    }
+    launch("ep prepare, number", Number{c, p, alone}, {tokens, places.bytes}, stream);
   }
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
+    if (options_.before_store) options_.before_store();
     machine_.launch(name, step, size, stream);
   }
-  void enter(const Signature& s, const Stream& stream) {
-    launch("ep enter", Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan}, {},
-           stream);
+  // Returns where the operand lies for peers, if they reach it in this operation.
+  OwnRows enter(const Signature& s, const Stream& stream, const Operand& operand = {}) {
+    const bool may_be_direct =
+        options_.zero_copy == ZeroCopy::kAuto && !over_collectives() && s.may_be_direct();
+    const OwnRows own = may_be_direct ? find(operand) : OwnRows();
+    launch("ep enter",
+           Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan, own, may_be_direct,
+                 s.pulls()},
+           {}, stream);
+    return s.pulls() ? own : OwnRows();
+  }
+  OwnRows find(const Operand& operand) const {
+    const int64_t bytes = (operand.rows - 1) * operand.stride + operand.bytes;
+    for (size_t i = 0; i < attached_.size() && operand.rows > 0; ++i) {
+      if (!attached_[i] || !attached_[i].contains(operand.base, bytes)) continue;
+      const auto offset = static_cast<uint64_t>(operand.base - attached_[i].local());
+      return {uint64_t{i} << OwnRows::kOffsetBits | offset, operand.stride};
+    }
+    return {};
   }
   // Pushes rows while `step` takes the own ones, and lets it take the others when they have come. It
   // has `items` items of a warp for each row.
   template <class Step>
-  void move_rows(const EpPlan& plan, Step step, int64_t items, const Signature& signature,
-                 const Stream& stream) {
-    const auto blocks = [&](int64_t rows) {
-      return grid(std::max(rows * items, plan.capacity / 32), kRowsOfBlock);
-    };
+  void move_rows(const EpPlan& plan, Step step, int64_t items, const Stream& stream) {
     const PlanView view = view_of(plan);
+    const int64_t all = most_blocks<Step>();
     const int64_t pushers =
-        std::clamp<int64_t>(most_pushers(), 1, std::max<int64_t>(1, push_grid(plan)));
-    enter(signature, stream);
+        std::clamp<int64_t>(most_pushers(all), 1, std::max<int64_t>(1, push_grid(plan)));
     step.taken = {.own = true, .peers = false};
-    launch(
-        "ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
-        {pushers + std::min(blocks(plan.tokens), std::max<int64_t>(1, machine_.blocks() - pushers)),
-         4 * options_.chunk_rows},
-        stream);
-    carry_records(step.rows.record, stream);
+    launch("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+           {pushers +
+                std::min(take_grid(plan, plan.tokens * items), std::max<int64_t>(1, all - pushers)),
+            4 * options_.chunk_rows},
+           stream);
+    carry_records(step.rows.staged.record, stream);
     launch("ep await", Await{here(), view, false}, {}, stream);
     step.taken = {.own = false, .peers = true};
-    launch("ep take", step, {blocks((map_.ranks() - 1) * plan.tokens_max)}, stream);
-    leave(stream);
+    launch("ep take", Last<Step>{step, here()},
+           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items))}, stream);
+    end(stream);
   }
-  void leave(const Stream& stream) {
-    launch("ep leave", Leave{here()}, {}, stream);
-    machine_.end(stream, comm_->bootstrap());
+  // Blocks for a step that takes rows, in so many items of a warp, and zeroes slots.
+  int64_t take_grid(const EpPlan& plan, int64_t items) const {
+    return grid(std::max(items, plan.capacity / 32), kRowsOfBlock);
   }
+  void zero_places(const EpPlan& plan, const CopyRows& rows, int64_t places, const Stream& stream) {
+    if (!rows.source && rows.words.pads() == 0) return;
+    launch("ep zero places", ZeroPlaces{here(), view_of(plan), rows, places},
+           {grid(places, kTokenBlock)}, stream);
+  }
+  void end(const Stream& stream) { machine_.end(stream, comm_->bootstrap()); }
 
   // -- Over collectives.
 
+  // Steps that wait have a block each, and a group's come one after another.
+  void check_waiting() const {
+    const std::string many = comm::too_many_waiting(waiting_, machine_.multiprocessors());
+    comm::agree(comm_->bootstrap(),
+                many.empty() ? many
+                             : text("ep, group \"{}\": {}; close some, or take more GPUs",
+                                    options_.name, many),
+                ErrorKind::kInvalidArgument);
+  }
   bool over_collectives() const { return options_.transport == EpTransport::kCollectives; }
   // Memory of all ranks, or over collectives of this one, zero.
   comm::SymmetricBuffer make_memory(const std::string& name, int64_t bytes) {
@@ -358,7 +465,8 @@ class StepExchange final : public PeerExchange {
                  .count_E = words(at.count),
                  .required_R = words(at.required),
                  .dropped_R = words(at.dropped),
-                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads)};
+                 .heads_R = reinterpret_cast<MessageHead*>(base + at.heads),
+                 .trims = reinterpret_cast<Trims*>(base + at.trims)};
     c.page = machine_.page();
     c.deadline_ns = static_cast<uint64_t>(options_.deadline.count() * 1e9);
     c.chunk_rows = options_.chunk_rows;
@@ -382,10 +490,13 @@ class StepExchange final : public PeerExchange {
   const ExpertMap& map_;
   const EpOptions& options_;
   comm::SymmetricBuffer control_, memory_;
+  std::array<comm::SymmetricBuffer, kMostAttached> attached_;
   MappedLayout layout_;
   EpBytes bytes_;
   CarryPlaces places_;
   int64_t rows_max_ = 0;
+  bool takes_early_ = false;
+  comm::WaitingBlocks waiting_;
   mutable Machine machine_;  // ends first: it may wait for steps that use the memory
 };
 

@@ -5,9 +5,9 @@
 namespace moiety::moe::peers {
 namespace {
 
-RowPart part_of(const Rows& from, const Rows& to, int64_t bytes, int64_t at) {
+RowPart part_of(const Rows& from, const Rows& to, int64_t bytes) {
   const CopyKernel unit = choose_copy({from[0], to[0]}, {from.stride(), to.stride(), bytes});
-  return {from[0], to[0], from.stride(), to.stride(), bytes, at, unit.unit};
+  return {from[0], to[0], from.stride(), to.stride(), bytes, unit.unit};
 }
 
 // As octets_fit, for rows of which each has `bytes` bytes.
@@ -33,12 +33,21 @@ PrepareView view_of(const EpPlan& plan, const PrepareArgs& args, Epoch epoch) {
 CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& rows, int topk,
                  bool tail) {
   CopyRows out{};
-  const auto take = [&](const Rows& from, const Rows& to, int64_t bytes, int64_t at) {
-    if (bytes > 0) out.part[out.parts++] = part_of(from, to, bytes, at);
+  const RowParts rest{0, x.parts.scales, x.parts.row_scale};
+  const auto take = [&](const Rows& from, const Rows& to, int64_t bytes, int64_t at,
+                        int64_t rest_at) {
+    if (bytes == 0) return;
+    out.staged.at[out.parts] = at;
+    out.direct.at[out.parts] = rest_at;
+    out.part[out.parts++] = part_of(from, to, bytes);
   };
-  take(x.data, rows.data, x.parts.data, 0);
-  take(x.scales, rows.scales.compact(), x.parts.scales, x.parts.scales_at());
-  take(x.row_scale, rows.row_scale, x.parts.row_scale, x.parts.row_scale_at());
+  take(x.data, rows.data, x.parts.data, 0, 0);
+  take(x.scales, rows.scales.compact(), x.parts.scales, x.parts.scales_at(), rest.scales_at());
+  take(x.row_scale, rows.row_scale, x.parts.row_scale, x.parts.row_scale_at(), rest.row_scale_at());
+  out.staged.side_at = x.parts.side_at();
+  out.staged.record = x.parts.record(topk);
+  out.direct.side_at = rest.side_at();
+  out.direct.record = rest.record(topk);
   if (w_TK.defined()) {
     const Rows w(w_TK);
     out.weights = w[0];
@@ -50,8 +59,6 @@ CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& 
     out.value_stride = rows.values.stride();
     out.has_values = true;
   }
-  out.side_at = x.parts.side_at();
-  out.record = x.parts.record(topk);
   out.tail = tail;
   out.source = rows.source;
   if (const moe::ScaleRows& scales = rows.scales; scales.layout() != ScaleLayout::kCompact) {

@@ -1,8 +1,8 @@
 // The arguments of operations as their steps take them, by bytes.
 #pragma once
 
+#include "moiety/moe/peers/early_steps.h"
 #include "moiety/moe/peers/place_steps.h"
-#include "moiety/moe/peers/prepare_steps.h"
 #include "moiety/moe/peers/scale_steps.h"
 #include "moiety/moe/peers/sum_steps.h"
 #include "moiety/moe/row_movers.h"

@@ -13,6 +13,9 @@ class DeviceLive {
   __device__ explicit DeviceLive(int32_t slot)
       : slot_(slot), mask_(__ballot_sync(kAllLanes, slot >= 0)) {}
   __device__ int count() const { return __popc(mask_); }
+  __device__ int32_t first() const {
+    return __shfl_sync(kAllLanes, slot_, (__ffs(static_cast<int>(mask_)) - 1) & 31);
+  }
   template <class F>
   __device__ void each(F&& f) const {
     for (uint32_t left = mask_; left != 0; left &= left - 1) {
@@ -20,14 +23,14 @@ class DeviceLive {
       f(k, __shfl_sync(kAllLanes, slot_, k));
     }
   }
-  template <class F>
+  template <int most, class F>
   __device__ void batches(F&& f) const {
     bool first = true;
     for (uint32_t left = mask_; left != 0; first = false) {
-      int32_t slot[8];
-      const int n = min(__popc(left), 8);
+      int32_t slot[most];
+      const int n = min(__popc(left), most);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < most; ++i) {
         const int k = left == 0 ? 0 : __ffs(static_cast<int>(left)) - 1;
         slot[i] = __shfl_sync(kAllLanes, slot_, k);
         left &= left - 1;
@@ -169,9 +172,13 @@ class DeviceTeam {
   __device__ bool any(bool x) { return __syncthreads_or(x) != 0; }
   template <class F>
   __device__ int64_t sum(int64_t n, F&& f) {
-    int64_t mine = 0, all = 0;
+    int64_t mine = 0;
     each(n, [&](int64_t i) { mine += f(i); });
-    before(mine, all);
+    return total(mine);
+  }
+  __device__ int64_t total(int64_t x) {
+    int64_t all = 0;
+    before(x, all);
     return all;
   }
   template <class F, class Use>

@@ -139,11 +139,18 @@ MOIETY_STEP bool wait(Control& c, const uint64_t* word, int shift, Epoch wanted,
   return false;
 }
 
+// Counts a wait that began at `start`, as far as nothing else ran beside it.
+MOIETY_STEP void count_wait(Control& c, uint64_t start) {
+  const uint64_t joined = load_relaxed(&c.joined_ns);
+  if (joined == 0) return;
+  const uint64_t now = nanoseconds(), alone = joined > start ? joined : start;
+  if (now > alone) c.waited_ns += now - alone;
+}
 // Ends waits of a team that began at `start`: all threads are here, and their time is counted.
 template <class Team>
 MOIETY_STEP void end_waits(Team& team, Control& c, uint64_t start) {
   team.sync();
-  team.one([&] { c.waited_ns += nanoseconds() - start; });
+  team.one([&] { count_wait(c, start); });
 }
 
 // Returns when the peer is in this epoch, too; false unless it runs the same operation.

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "moiety/base/integer.h"
 #include "moiety/gemm/quantized_linear.h"
 #include "moiety/model/needs.h"
 #include "moiety/model/transformer.h"
@@ -229,10 +230,13 @@ PassSizes::PassSizes(const TrainConfig& config, const Grid& grid, Device device)
   in_place = maps && grid.ep == 1;
   sources = in_place ? own : maps ? moe::mapped_rows(grid.ep, own, capacity) : capacity;
   if (dispatch) codes = gemm::row_bytes(*dispatch, sources, d);
-  const bool zero_copy = config.ep.zero_copy == moe::ZeroCopy::kAuto && !on_gpu();
+  const bool carried = on_gpu() && config.comm.transport == comm::GpuTransport::kNccl;
+  const bool zero_copy = config.ep.zero_copy == moe::ZeroCopy::kAuto && !carried;
   if (zero_copy && grid.ep > 1 && config.model.moe_layers() > 0) {
     lent = model::lent_bytes(config.model, storage_dtype(config), capacity, dispatch.has_value());
     lends_rows = !dispatch && !maps;
+    // Behind them is a word for each rank (symmetric_buffer.h).
+    if (on_gpu() && lent > 0) lent = round_up(lent + 8 * grid.ep, comm::kGpuMemoryUnit);
   }
 }
 
