@@ -1,8 +1,7 @@
 // The epilogue of gemm.h and grouped_gemm.h on the accumulators of a warp group: 64 rows of a tile.
 #pragma once
 
-#include <type_traits>
-
+#include "moiety/gemm/sm90/old_values.cuh"
 #include "moiety/gemm/sm90/stages.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -144,7 +143,7 @@ class Storer {
     const char* from = static_cast<const char*>(e_.old) + at * item;
     const int bytes = min(kColumns, static_cast<int>(g_.n) - t.column) * item;
     for (int i = threadIdx.x % kWarpGroup / 64 * kLine; i < bytes; i += 2 * kLine) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+      bring_to_l2(from + i);
     }
   }
   __device__ void add_scaled(const Tile& t, float (&d)[kHeld], float beta) const {
@@ -182,25 +181,15 @@ class Storer {
       const T* from = old + min(row(half), rows_left(t) - 1) * stride;
 #pragma unroll
       for (int j = 0; j < kPairs; j += kTogether) {
-        std::conditional_t<sizeof(T) == 4, float2, uint32_t> x[kTogether];
+        PackedPair<T> x[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          const T* at = from + min(8 * (j + i) + lane_ % 4 * 2, last);
-          if constexpr (sizeof(T) == 4) {
-            asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x[i].x), "=f"(x[i].y) : "l"(at));
-          } else {
-            asm volatile("ld.global.b32 %0, [%1];" : "=r"(x[i]) : "l"(at));
-          }
+          x[i] = load_pair(from + min(8 * (j + i) + lane_ % 4 * 2, last));
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           float* to = &d[4 * (j + i) + 2 * half];
-          float2 v;
-          if constexpr (sizeof(T) == 4) {
-            v = x[i];
-          } else {
-            v = {__uint_as_float(x[i] << 16), __uint_as_float(x[i] & 0xFFFF0000u)};
-          }
+          const float2 v = unpacked(x[i]);
           to[0] = fmaf(beta, v.x, to[0]);
           to[1] = fmaf(beta, v.y, to[1]);
         }
@@ -212,25 +201,10 @@ class Storer {
     for_pairs(t, [&](int row, int column, bool both, int i) {
       const float scale = scales ? scales[t.begin + t.row + first_row_ + row] : 1;
       const int64_t at = group * g_.n + column;
-      d[i] = fmaf(read(e_.bias, e_.bias_dtype, at), scale, d[i]);
-      if (both) d[i + 1] = fmaf(read(e_.bias, e_.bias_dtype, at + 1), scale, d[i + 1]);
+      d[i] = fmaf(read_element(e_.bias, e_.bias_dtype, at), scale, d[i]);
+      if (both) d[i + 1] = fmaf(read_element(e_.bias, e_.bias_dtype, at + 1), scale, d[i + 1]);
     });
   }
-  __device__ static float read(const void* data, DType dtype, int64_t at) {
-    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
-    return __uint_as_float(uint32_t{static_cast<const uint16_t*>(data)[at]} << 16);
-  }
-  // Two elements of a row that begins at a multiple of 16 bytes, or the last one and zero.
-  __device__ static float2 read_pair(const void* data, DType dtype, int64_t at, bool both) {
-    if (!both) return {read(data, dtype, at), 0};
-    if (dtype == DType::kFloat32) {
-      return *reinterpret_cast<const float2*>(static_cast<const float*>(data) + at);
-    }
-    const uint32_t pair =
-        *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(data) + at);
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
-  }
-
   // ---- Results leave through the group's buffers, boxes of 64 rows of 128 bytes, in rounds. The
   // group sends its box together, or each warp its 16 rows as soon as it has them.
   __device__ bool one_of_senders() const {
