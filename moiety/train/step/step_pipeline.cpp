@@ -64,6 +64,14 @@ StepPipeline::StepPipeline(const TrainingPlan& plan, Learner& learner, comm::Com
     auto sums = std::make_unique<OutboundRing>(word.ns.bytes(), kStepsAhead, plan.device, "waits");
     gpu_waits_.push_back({word, std::move(sums)});
   }
+  marks_.fill(Event::timed());
+  for (size_t i = 0; i < marks_.size(); ++i) mark();
+}
+
+Event StepPipeline::mark() {
+  Event& next = marks_[marked_++ % marks_.size()];
+  next.record(learner_.stream);
+  return next;
 }
 
 void StepPipeline::start(int64_t completed, const data::SamplerState* from) {
@@ -117,8 +125,7 @@ bool StepPipeline::enqueue() {
   StepUnderWay step;
   step.start = loader_->state();
   if (under_way_.empty()) {
-    step.begun = Event::timed();
-    step.begun.record(stream);
+    step.begun = mark();
   } else {
     step.begun = under_way_.back().ended;
   }
@@ -136,8 +143,7 @@ bool StepPipeline::enqueue() {
   step.activity = {after.allocations - before.allocations, after.waits - before.waits};
   step.waits = PeerWaits::now() - waits;
   step.data_wait_ms = loader_->waited_ms() - waited_ms;
-  step.ended = Event::timed();
-  step.ended.record(stream);
+  step.ended = mark();
   under_way_.push_back(std::move(step));
   ++enqueued_;
   return true;

@@ -17,6 +17,7 @@
 // behind a wait.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -128,6 +129,8 @@ class StepPipeline {
   // Makes the first step again, which lost pairs; nothing behind it has changed that.
   void make_again(const optim::StepReport& report);
   void forget_graph();
+  // A point of the stream, whose time is taken.
+  Event mark();
 
   // Whether ranks wait for each other on GPUs.
   bool ranks_on_gpus() const { return plan_.device.type == DeviceType::kCuda && world_.size() > 1; }
@@ -164,6 +167,10 @@ class StepPipeline {
   int64_t step_ = 0;                     // completed steps
   int64_t enqueued_ = 0, finished_ = 0;  // steps that this object made, with repeated ones
   std::deque<StepUnderWay> under_way_;
+  // Where steps begin and end, in turns: steps have all but one of them. They are made before there
+  // are steps, since a rank that makes an event may wait for other ranks' kernels.
+  std::array<Event, kStepsAhead + 2> marks_;
+  size_t marked_ = 0;
   std::optional<Graph> graph_;  // a step, with all addresses as they are
   bool settled_ = false;        // whether the addresses will stay
   bool data_ended_ = false;
