@@ -20,24 +20,12 @@ struct EnterEarly {
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
-    team.one([&] {
-      ++c.epoch;
+    const bool entered = enter_epochs(team, c, 1, [&] {
       c.pulls = 0;
       c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
       c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
-      if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
-      if (look(&c.failed) == 0) poisoned(c);
     });
-    team.sync();
-    if (failed(team, c)) return;
-    const uint64_t start = nanoseconds();
-    team.each(c.ranks - 1, [&](int64_t i) {
-      const int r = c.peer(i);
-      wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch + 1 - c.depth, {.from = r});
-    });
-    end_waits(team, c, start);
-    if (failed(team, c)) return;
-    team.one([&] { c.entered_ns = nanoseconds(); });
+    if (!entered) return;
     team.each(2 * (c.ranks - 1), [&](int64_t i) {
       const bool next = i >= c.ranks - 1;
       post_entry(c, c.peer(i % (c.ranks - 1)), next ? c.next_half() : c.half(),

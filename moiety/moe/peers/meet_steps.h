@@ -51,6 +51,29 @@ MOIETY_STEP void post_entry(const Control& c, int r, int half, const Entry& entr
   store_release(word(c.layout.head), entry.word);
 }
 
+// Takes the next epoch, whose words `begin` sets; returns when all peers have read what this rank's
+// stores up to `ahead` epochs later will overwrite. False if the group has failed.
+template <class Team, class Begin>
+MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin) {
+  team.one([&] {
+    ++c.epoch;
+    begin();
+    if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
+    if (look(&c.failed) == 0) poisoned(c);
+  });
+  team.sync();
+  if (failed(team, c)) return false;
+  const uint64_t start = nanoseconds();
+  team.each(c.ranks - 1, [&](int64_t i) {
+    const int r = c.peer(i);
+    wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch + ahead - c.depth, {.from = r});
+  });
+  end_waits(team, c, start);
+  if (failed(team, c)) return false;
+  team.one([&] { c.entered_ns = nanoseconds(); });
+  return true;
+}
+
 // Takes the next epoch; returns when all peers have read what this rank's stores will overwrite,
 // and where rows may be direct, when all have said whether theirs are.
 struct Enter {
@@ -65,23 +88,11 @@ struct Enter {
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
-    team.one([&] {
-      ++c.epoch;
+    const bool entered = enter_epochs(team, c, 0, [&] {
       c.entry = {uint64_t(c.epoch) << kSignatureBits | signature, row_bytes, plan};
       c.pulls = pulls;
-      if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
-      if (look(&c.failed) == 0) poisoned(c);
     });
-    team.sync();
-    if (failed(team, c)) return;
-    const uint64_t start = nanoseconds();
-    team.each(c.ranks - 1, [&](int64_t i) {
-      const int r = c.peer(i);
-      wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch - c.depth, {.from = r});
-    });
-    end_waits(team, c, start);
-    if (failed(team, c)) return;
-    team.one([&] { c.entered_ns = nanoseconds(); });
+    if (!entered) return;
     team.each(c.ranks - 1, [&](int64_t i) { post_entry(c, c.peer(i), c.half(), c.entry, own); });
     const uint64_t posted = nanoseconds();
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = find_direct(c, static_cast<int>(r)); });
