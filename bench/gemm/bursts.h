@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "bench/gemm/sensors.h"
 #include "bench/harness.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -40,8 +41,9 @@ inline Tensor random_on_gpu(DType dtype, std::initializer_list<int64_t> sizes, c
 }
 
 struct Burst {
-  Timing from_rest;    // 0.5 s of rest, 5 runs, 20 timed ones
-  double steady_ms{};  // of a run in a burst of a second
+  Timing from_rest;           // 0.5 s of rest, 5 runs, 20 timed ones
+  double steady_ms{};         // of a run in a burst of a second
+  Sensors::Reading at_end{};  // of that burst
 };
 template <class Run>
 Burst bursts(Run&& run, bool steady, const Stream& stream) {
@@ -65,6 +67,11 @@ Burst bursts(Run&& run, bool steady, const Stream& stream) {
   marks[0].record(stream);
   for (int i = 0; i < n; ++i) run();
   marks[1].record(stream);
+  static const Sensors sensors;
+  for (Sensors::Reading now = sensors.read(); !marks[1].complete(); now = sensors.read()) {
+    out.at_end = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   stream.synchronize();
   out.steady_ms = elapsed_ms(marks[0], marks[1]) / n;
   return out;
@@ -86,6 +93,10 @@ Timing host_time(Run&& run, int calls, const Stream& stream) {
   return timing(std::move(times));
 }
 
+inline std::string power_of(const Burst& burst) {
+  return text(R"(, "mhz": {:.0f}, "watts": {:.0f})", burst.at_end.mhz, burst.at_end.watts);
+}
+
 struct Rates {
   double from_rest = 0, steady = 0;  // TFLOP/s
 };
@@ -101,9 +112,16 @@ inline Rates dense_rates(bool steady, const Stream& stream) {
   const Rates rates{tera(flop, burst.from_rest.ms), steady ? tera(flop, burst.steady_ms) : 0};
   Row row{"gemm.tn", "8192x8192x8192", rates.from_rest, "TFLOP/s", burst.from_rest};
   row.device = kGpu;
-  if (steady) row.more = text(R"("steady": {:.1f})", rates.steady);
+  if (steady) row.more = text(R"("steady": {:.1f}{})", rates.steady, power_of(burst));
   print(row);
   return rates;
+}
+
+// A row's fields of the burst of a second.
+inline std::string steady_fields(const Burst& burst, double flop, const Rates& dense) {
+  const double rate = tera(flop, burst.steady_ms);
+  return text(R"(, "steady": {:.1f}, "steady_share": {:.3f}{})", rate, rate / dense.steady,
+              power_of(burst));
 }
 
 }  // namespace moiety::bench

@@ -96,11 +96,7 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const 
       row.device = kGpu;
       row.more =
           text(R"("dense": {:.1f}, "share": {:.3f})", dense.from_rest, row.value / dense.from_rest);
-      if (steady) {
-        row.more +=
-            text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(p.flop, burst.steady_ms),
-                 tera(p.flop, burst.steady_ms) / dense.steady);
-      }
+      if (steady) row.more += steady_fields(burst, p.flop, dense);
       print(row);
     }
   }

@@ -136,10 +136,7 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double
     taken.require(path);
     row.more = text(R"("dense": {:.1f}, "copy": {:.2f}, "share": {:.3f}, "experts": "{}")",
                     dense.from_rest, copy, row.value / dense.from_rest, taken.describe());
-    if (steady) {
-      row.more += text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(flop, burst.steady_ms),
-                       tera(flop, burst.steady_ms) / dense.steady);
-    }
+    if (steady) row.more += steady_fields(burst, flop, dense);
     print(row);
   };
   for (const MlpPath path : {MlpPath::kSm90, MlpPath::kSm90Fused}) {

@@ -135,10 +135,7 @@ class Layer {
       row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
                        row.value / dense.from_rest);
     }
-    if (gpu && steady) {
-      row.more += text(R"(, "steady": {:.1f}, "steady_share": {:.3f})", tera(flop, burst.steady_ms),
-                       tera(flop, burst.steady_ms) / dense.steady);
-    }
+    if (gpu && steady) row.more += steady_fields(burst, flop, dense);
     print(row);
     if (gpu) {
       const Timing host = host_time([&] { step(); }, 4, stream_);
