@@ -17,8 +17,9 @@ namespace moiety::gpu {
 GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
-// Makes it the GPU to which this thread comes back from calls for others, 0 without this: to come
-// back to a GPU makes a context there.
+// Makes it the GPU to which this thread comes back from calls for others, unless the process has a
+// context on the one that it is now (0 at first): to come back to a GPU makes one there, which takes
+// some hundred MB of it. So a thread that works for one GPU says which.
 void make_current(int device);
 
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much

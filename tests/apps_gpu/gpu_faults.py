@@ -139,6 +139,19 @@ class GpuFaults(unittest.TestCase):
         self.assertRegex(run.messages()[0], "out of memory before the first step; a rank needs")
         print(f"test_out_of_memory: {run.messages()[0]}", file=sys.stderr)
 
+    def test_a_rank_takes_memory_of_its_own_gpu_alone(self):
+        """No thread of a rank, of those that write checkpoints neither, makes a context on another."""
+        for asynchronous in ("true", "false"):
+            before, name = used_memory(), f"own-{asynchronous}"
+            run = Run(self.arguments(name, 1000000, checkpoint__async=asynchronous), ranks=2, own=True)
+            wait_for_step(f"{self.dir}/{name}", 45)
+            one, other = (now - then for now, then in zip(used_memory(), before))
+            run.process.send_signal(signal.SIGTERM)
+            self.assertEqual(run.wait(), 75, run.tail())
+            self.assertLess(abs(one - other), 200, (one, other))  # a context has more
+            print(f"memory of both GPUs, checkpoint.async={asynchronous}: {one} and {other} MiB",
+                  file=sys.stderr)
+
     def test_goes_on_bitwise(self):
         """A run that was killed behind a checkpoint."""
         run = Run(self.arguments("cut"), ranks=2, own=True)
@@ -173,6 +186,7 @@ class GpuFaultsOfExperts(GpuFaults):
     gone."""
     EP = 2
     test_killed_while_it_saves = test_sigterm_saves = test_long = test_out_of_memory = None
+    test_a_rank_takes_memory_of_its_own_gpu_alone = None
 
 
 class GpuLaunches(unittest.TestCase):
