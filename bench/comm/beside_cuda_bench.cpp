@@ -178,17 +178,16 @@ void measure(Communicator& comm, const Settings& settings) {
                       both = bench::timing(bench::slowest(comm, beside)),
                       rate = bench::timing(bench::slowest(comm, rates));
   if (comm.rank() == 0) {
-    bench::Row row{"comm.beside_product",
-                   text("{}x{}x{} bf16{} beside {} of {} MiB, R={}", kRows, kColumns, kInner,
-                        settings.leave > 0
-                            ? text(" that leaves {} multiprocessors", settings.leave)
-                            : "",
-                        settings.plain ? "copies" : "all_gather", settings.mib, comm.size()),
-                   bench::tera(2.0 * double(kRows * kColumns) * double(kInner), both.ms),
-                   "TFLOP/s",
-                   both,
-                   "the product alone, the slower GPU",
-                   lone.ms / both.ms};
+    bench::Row row{
+        "comm.beside_product",
+        text("{}x{}x{} bf16{} beside {} of {} MiB, R={}", kRows, kColumns, kInner,
+             settings.leave > 0 ? text(" that leaves {} multiprocessors", settings.leave) : "",
+             settings.plain ? "copies" : "all_gather", settings.mib, comm.size()),
+        bench::tera(2.0 * double(kRows * kColumns) * double(kInner), both.ms),
+        "TFLOP/s",
+        both,
+        "the product alone, the slower GPU",
+        lone.ms / both.ms};
     row.more = text(R"("ranks": {}, "alone_ms": {:.4f}, "gather_gbs": {:.1f}, "gpus": "{}")",
                     comm.size(), lone.ms, 1 / rate.ms, gpus);
     row.device = {DeviceType::kCuda, 0};

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <cuda.h>
 #include <map>
 #include <mutex>
 
@@ -30,21 +29,6 @@ void quietly(const F& f) noexcept {
 }
 
 thread_local Activity t_activity;
-
-// Whether this process has the run time's context on the GPU.
-bool has_context(int device) {
-  constexpr unsigned kVersion = 12000;  // the function as CUDA 12 has it
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  MOIETY_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, kVersion,
-                                                     cudaEnableDefault, &result));
-  unsigned flags = 0;
-  int active = 1;
-  if (result == cudaDriverEntryPointSuccess) {
-    reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(found)(device, &flags, &active);
-  }
-  return active != 0;
-}
 
 }  // namespace
 
@@ -84,12 +68,6 @@ int64_t free_memory(int device) {
   size_t free = 0, total = 0;
   MOIETY_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return int64_t(free);
-}
-
-void make_current(int device) {
-  int now = 0;
-  MOIETY_CUDA_CHECK(cudaGetDevice(&now));
-  if (now != device && !has_context(now)) MOIETY_CUDA_CHECK(cudaSetDevice(device));
 }
 
 Activity activity() { return t_activity; }
