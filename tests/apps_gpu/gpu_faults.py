@@ -141,6 +141,8 @@ class GpuFaults(unittest.TestCase):
 
     def test_a_rank_takes_memory_of_its_own_gpu_alone(self):
         """No thread of a rank, of those that write checkpoints neither, makes a context on another."""
+        if self.EP > 1:
+            self.skipTest("experts change nothing here")
         for asynchronous in ("true", "false"):
             before, name = used_memory(), f"own-{asynchronous}"
             run = Run(self.arguments(name, 1000000, checkpoint__async=asynchronous), ranks=2, own=True)
@@ -186,7 +188,6 @@ class GpuFaultsOfExperts(GpuFaults):
     gone."""
     EP = 2
     test_killed_while_it_saves = test_sigterm_saves = test_long = test_out_of_memory = None
-    test_a_rank_takes_memory_of_its_own_gpu_alone = None
 
 
 class GpuLaunches(unittest.TestCase):
