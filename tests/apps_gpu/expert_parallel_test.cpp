@@ -235,6 +235,18 @@ TEST_F(ExpertParallelGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
   }
 }
 
+// What stands between the replays of a graph, as the look at all weights before they are saved, must
+// not change where on the GPU its branches wait.
+TEST_F(ExpertParallelGpu, StepsGoOnBehindManyCheckpoints) {
+  for (int n = 0; n < 4; ++n) {
+    for (const Ranks& r : {kDp2, kEp2, kEp2Tp2Dp2}) {
+      train_at(text("{}-{}", r.name, n), r,
+               kOnGpu + Arguments{"--checkpoint.interval=3", "--checkpoint.keep_last=2",
+                                  "--train.steps=12", "--guard.comm_timeout_s=5"});
+    }
+  }
+}
+
 TEST_F(ExpertParallelGpu, ResumeIsBitwise) {
   const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
                                             "--checkpoint.keep_last=10"};
