@@ -48,16 +48,23 @@ TEST_F(ExpertParallelGpu, CapturedStepsAreEagerOnesAndTwoRunsAreEqual) {
 }
 
 TEST_F(ExpertParallelGpu, AStepNeitherAllocatesNorWaits) {
-  for (const Arguments& how : {kEager, kCaptured}) {
-    const std::string name = how == kEager ? "eager" : "captured";
-    train_at(
-        name, kEp2,
-        kOnGpu + how +
-            Arguments{"--train.steps=8", "--checkpoint.interval=0", "--moe.capacity_factor=-1"});
-    for (const auto& [step, record] : steps(at(name))) {
+  const Arguments direct{"--ep.zero_copy=auto", "--precision.recipe=bf16"};
+  struct Case {
+    std::string name;
+    Ranks ranks;
+    Arguments more;
+  };
+  for (const Case& c : {Case{"eager", kEp2, kEager}, Case{"captured", kEp2, kCaptured},
+                        Case{"many", kEp2Tp2Dp2, kCaptured}, Case{"direct", kEp2, direct}}) {
+    train_at(c.name, c.ranks,
+             kOnGpu + c.more +
+                 Arguments{"--train.steps=8", "--checkpoint.interval=0",
+                           "--moe.capacity_factor=-1"});
+    for (const auto& [step, record] : steps(at(c.name))) {
+      EXPECT_GT(record["exposed_ms"]["ep"], 0) << c.name << " " << step;
       if (step == 1) continue;  // finds out how much memory a step takes
-      EXPECT_EQ(record["host_waits"], 0) << name << " " << step;
-      EXPECT_EQ(record["allocations"], 0) << name << " " << step;
+      EXPECT_EQ(record["host_waits"], 0) << c.name << " " << step;
+      EXPECT_EQ(record["allocations"], 0) << c.name << " " << step;
     }
   }
 }
