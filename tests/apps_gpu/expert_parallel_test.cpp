@@ -56,10 +56,10 @@ TEST_F(ExpertParallelGpu, AStepNeitherAllocatesNorWaits) {
   };
   for (const Case& c : {Case{"eager", kEp2, kEager}, Case{"captured", kEp2, kCaptured},
                         Case{"many", kEp2Tp2Dp2, kCaptured}, Case{"direct", kEp2, direct}}) {
-    train_at(c.name, c.ranks,
-             kOnGpu + c.more +
-                 Arguments{"--train.steps=8", "--checkpoint.interval=0",
-                           "--moe.capacity_factor=-1"});
+    train_at(
+        c.name, c.ranks,
+        kOnGpu + c.more +
+            Arguments{"--train.steps=8", "--checkpoint.interval=0", "--moe.capacity_factor=-1"});
     for (const auto& [step, record] : steps(at(c.name))) {
       EXPECT_GT(record["exposed_ms"]["ep"], 0) << c.name << " " << step;
       if (step == 1) continue;  // finds out how much memory a step takes
@@ -180,6 +180,30 @@ TEST_F(ExpertParallelGpu, TooLittleRoomChangesNothing) {
       ASSERT_EQ(ample.code, kExitDone) << ample.err;
       EXPECT_EQ(repetitions(ample), 0) << name;
       expect_equal(name + "-grown", name + "-ample");
+    }
+  }
+}
+
+// Each policy, as on CPU ranks.
+TEST_F(ExpertParallelGpu, AGivenCapacityDropsOrStops) {
+  const Arguments half{"--moe.capacity_factor=0.5", "--optim.lr=0.002", "--checkpoint.interval=0"};
+  const ProgramResult error = run(model("error", kEp2) + kOnGpu + half);
+  EXPECT_EQ(error.code, kExitUsage) << error.err;
+  EXPECT_NE(error.last_line().find("moe.capacity_factor: an expert-parallel rank needs "),
+            std::string::npos)
+      << error.err;
+  for (const char* policy : {"drop", "report"}) {
+    const Arguments more = half + Arguments{text("--moe.overflow={}", policy)};
+    const auto named = [&](const char* how) { return text("{}-{}", how, policy); };
+    train_at(named("cpu"), kEp2, kOnCpu + more);
+    train_at(named("eager"), kEp2, kOnGpu + kEager + more);
+    train_at(named("captured"), kEp2, kOnGpu + kCaptured + more);
+    expect_near(at(named("captured")), at(named("cpu")), 1e-4);
+    expect_equal(named("captured"), named("eager"));
+    const auto cpu = steps(at(named("cpu")));
+    for (const auto& [step, r] : steps(at(named("captured")))) {
+      EXPECT_GT(r["drop"], 0) << step;
+      EXPECT_EQ(r["drop"], cpu.at(step)["drop"]) << step;
     }
   }
 }
