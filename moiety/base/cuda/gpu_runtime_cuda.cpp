@@ -1,9 +1,4 @@
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
@@ -117,76 +112,6 @@ void* allocate_pinned(int64_t bytes, const char* what) {
 void free_pinned(void* data) noexcept {
   ++t_activity.allocations;
   quietly([&] { MOIETY_CUDA_CHECK(cudaFreeHost(data)); });
-}
-
-namespace {
-
-// A byte of the GPU, which the process keeps.
-void* any_byte(int device) {
-  static std::mutex mutex;
-  static auto& bytes = *new std::map<int, void*>;
-  const std::lock_guard lock(mutex);
-  void*& byte = bytes[device];
-  if (!byte) MOIETY_CUDA_CHECK(cudaMalloc(&byte, 1));
-  return byte;
-}
-
-// The highest priority is left to kernels of a warp for which other ranks wait (comm/mapped).
-int priority_of(bool high) {
-  int lowest = 0, highest = 0;
-  MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  return high ? std::min(highest + 1, lowest) : lowest;
-}
-
-// Streams that nobody has, by GPU and priority.
-class KeptStreams {
- public:
-  void* take(int device, int priority) {
-    const std::lock_guard lock(mutex_);
-    std::vector<void*>& kept = kept_[{device, priority}];
-    if (kept.empty()) return nullptr;
-    void* const out = kept.back();
-    kept.pop_back();
-    return out;
-  }
-  void give(int device, int priority, void* stream) {
-    const std::lock_guard lock(mutex_);
-    kept_[{device, priority}].push_back(stream);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<int, int>, std::vector<void*>> kept_;
-};
-
-KeptStreams& kept_streams() {
-  static auto& streams = *new KeptStreams;
-  return streams;
-}
-
-void* create_stream_of(int device, bool high) {
-  const CudaDeviceGuard guard(device);
-  const int priority = priority_of(high);
-  if (void* const kept = kept_streams().take(device, priority)) return kept;
-  cudaStream_t stream = nullptr;
-  MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
-  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, stream));
-  MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream));
-  return stream;
-}
-
-}  // namespace
-
-void* create_stream(int device) { return create_stream_of(device, true); }
-void* create_lane(int device) { return create_stream_of(device, false); }
-
-void destroy_stream(int device, void* stream) noexcept {
-  quietly([&] {
-    const CudaDeviceGuard guard(device);
-    int priority = 0;
-    MOIETY_CUDA_CHECK(cudaStreamGetPriority(stream_of(stream), &priority));
-    kept_streams().give(device, priority, stream);
-  });
 }
 
 void synchronize_stream(int device, void* stream) {
