@@ -222,16 +222,13 @@ gemm::Groups Call::groups(const Tensor& splits, int64_t capacity,
   work_area_ = memory.slice(0, offsets, offsets + work);
   const gemm::OffsetSpec spec{
       .out = TensorView(memory.raw(), DType::kInt64, {experts + 1}, memory.device())};
-  gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), stream());
+  gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), results, stream());
   if (status_[0] != 0) {  // of a CPU
     fail(ErrorKind::kInvalidArgument,
          "moiety::{}: splits[{}] is {}, which is negative or more than is left of {} rows", name_,
          status_[2], static_cast<int32_t>(status_[3]), capacity);
   }
-  const gemm::Groups groups{
-      .begin_E1 = spec.out, .status = status(), .experts = experts, .capacity = capacity};
-  if (results.size() > 0) gemm::zero_dead_rows(groups, results, stream());
-  return groups;
+  return {.begin_E1 = spec.out, .status = status(), .experts = experts, .capacity = capacity};
 }
 
 void Call::check_data() const {
