@@ -1,7 +1,8 @@
 """Peer of ep_cuda_bench --ranks: tokens to their experts and back by PyTorch, as programs without a
 library for it write it: rows are copied for every choice and sorted by expert, all_to_all_single
-brings them to the experts' ranks, where they are sorted once more; and back, with weights. Eager.
-The result is checked before it is timed. torchrun starts it; rank 0 talks.
+brings them to the experts' ranks, where they are sorted once more; and back, with weights. Eager,
+and of two shapes by torch.compile, whose graphs end where the host reads counts. The result is
+checked before it is timed. torchrun starts it; rank 0 talks.
 """
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from ranks import run_on_gpus
 
 SHAPES = [(4096, 7168, 8, 64), (4096, 2048, 8, 128), (8192, 2048, 8, 128), (128, 7168, 8, 256)]
+COMPILED = (SHAPES[0], SHAPES[3])
 REPEAT = 30
 
 
@@ -75,11 +77,15 @@ def round_of_rows():
     for shape in SHAPES:
         exchange = Exchange(*shape)
         exchange.check()
-        ms = milliseconds(exchange.run)
         tokens, model, topk, experts = shape
-        rows.append({"name": "ep.prepare_dispatch_combine", "peer": "torch all_to_all_single",
-                     "case": f"R{dist.get_world_size()} T{tokens} D{model} K{topk} E{experts}, eager",
-                     "device": "cuda", "value": ms * 1e3, "unit": "us", "ms": ms})
+        case = f"R{dist.get_world_size()} T{tokens} D{model} K{topk} E{experts}, eager"
+        runs = [("torch all_to_all_single", exchange.run)]
+        if shape in COMPILED:
+            runs.append(("torch.compile all_to_all_single", torch.compile(exchange.run)))
+        for peer, run in runs:
+            ms = milliseconds(run)
+            rows.append({"name": "ep.prepare_dispatch_combine", "peer": peer, "case": case,
+                         "device": "cuda", "value": ms * 1e3, "unit": "us", "ms": ms})
         del exchange
     return rows
 

@@ -1,5 +1,6 @@
 // What runs the steps on a GPU: each is a kernel on the caller's stream.
 #include <cstddef>
+#include <cstdlib>
 
 #include "moiety/base/deadline.h"
 #include "moiety/base/launch.cuh"
@@ -24,12 +25,15 @@ template <class Step>
 constexpr int kResident<Last<Step>> = kResident<Step>;
 template <class Own>
 constexpr int kResident<PushBeside<Own>> = kResident<Own>;
+template <class Step>
+constexpr int kResident<ThenAwait<Step>> = kResident<Step>;
 
 template <class Step>
 __global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
     run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
+  cudaGridDependencySynchronize();
   DeviceTeam team(memory, parts);
   step(team);
 }
@@ -52,8 +56,8 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>, Last<ScaleRows<T>>,
-               PushBeside<ScaleRows<T>>>();
+  load_kernels<ThenAwait<PushSums<T>>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>,
+               Last<ScaleRows<T>>, ThenAwait<PushBeside<ScaleRows<T>>>>();
 }
 
 comm::FaultPages<FaultPage>& fault_pages() {
@@ -73,9 +77,9 @@ class CudaMachine {
     const CudaDeviceGuard guard(device);
     multiprocessors_ = gpu_properties(device).multiprocessors;
     load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, AwaitReaders, TakeReport,
-                 PushBeside<ExpandRows>, Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks,
-                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, SettlePlan,
-                 Last<FindSlots>, EnterEarly, PushEarly<false>, PushEarly<true>, SettleEarly>();
+                 ThenAwait<PushBeside<ExpandRows>>, Last<ExpandRows>, ZeroPlaces, CountRows,
+                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
+                 SettlePlan, Last<FindSlots>, Early<false>, Early<true>>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();
@@ -127,8 +131,9 @@ class CudaMachine {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
-    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes}, stream,
-                   step);
+    static const bool pdl = std::getenv("E21A_PDL") != nullptr;
+    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes, pdl},
+                   stream, step);
   }
 
   static bool captured(const Stream& stream) {

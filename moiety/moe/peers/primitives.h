@@ -9,7 +9,8 @@
 //   warps()              the number of its warps
 //   each(n, f)           f(i) for i < n, spread over the threads
 //   each_warp(n, f)      f(warp, i) for i < n, spread over the warps
-//   grid_warps(n, f)     the same, spread over the warps of all teams of the grid
+//   grid_warps(n, f, before)   the same, spread over the warps of all teams of the grid, as if they
+//                        had had so many before
 //   one(f)               f() on one thread
 //   sync()               a barrier of the team, which brings stores before it to all of its threads
 //   any(x)               a barrier; whether x is true on any thread
@@ -30,6 +31,7 @@
 //   find(n, has, f)      f(i) on all lanes for every i < n with has(i), in order
 //   prefix(n, f, use)    use(i, sum of f(i') over i' <= i), int32, on one lane for each i < n; the
 //                        whole sum
+//   sum(n, f)            the sum of f(i) over i < n, int32, on all lanes
 //   same(begin, end, key, take, add)   for i from begin to end, in order, with key(i) >= 0:
 //                        take(i, key, number) on one lane, where `number` counts i' before i of the
 //                        same key since add(key, count) was called for it, on one lane
@@ -208,6 +210,9 @@ MOIETY_STEP Unit<n> load_unit(const std::byte* from) {
   if constexpr (n == 16) {
     const uint4 v = *reinterpret_cast<const uint4*>(from);
     memcpy(&out, &v, 16);
+  } else if constexpr (n == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    memcpy(&out, &v, 8);
   } else if constexpr (n == 4) {
     const uint32_t v = *reinterpret_cast<const uint32_t*>(from);
     memcpy(&out, &v, 4);
@@ -229,6 +234,10 @@ MOIETY_STEP void store_unit(std::byte* to, const Unit<n>& x) {
     uint4 v;
     memcpy(&v, &x, 16);
     *reinterpret_cast<uint4*>(to) = v;
+  } else if constexpr (n == 8) {
+    uint2 v;
+    memcpy(&v, &x, 8);
+    *reinterpret_cast<uint2*>(to) = v;
   } else if constexpr (n == 4) {
     uint32_t v;
     memcpy(&v, &x, 4);
