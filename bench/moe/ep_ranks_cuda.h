@@ -6,13 +6,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "bench/harness.h"
+#include "bench/moe/ep_shapes.h"
 #include "bench/ranks.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -26,27 +25,6 @@
 #include "moiety/moe/prepare_dispatch.h"
 
 namespace moiety::bench {
-
-// Which experts tokens choose: all alike; the first one 8 times as often as another; those of the
-// first rank 4 times as often; or all alike, but ranks have fewer tokens the later they come.
-enum class RanksRouting { kUniform, kHotExpert, kHotRank, kUneven };
-
-struct RanksShape {
-  int64_t tokens, model;
-  int topk, experts;
-  int64_t alignment = 16;
-  RanksRouting routing = RanksRouting::kUniform;
-};
-inline constexpr RanksShape kRanksShapes[] = {
-    {4096, 7168, 8, 64},
-    {4096, 2048, 8, 128},
-    {8192, 2048, 8, 128},
-    {128, 7168, 8, 256},
-    {128, 7168, 8, 256, 1},
-    {4096, 7168, 8, 64, 16, RanksRouting::kHotExpert},
-    {4096, 7168, 8, 64, 16, RanksRouting::kHotRank},
-    {4096, 7168, 8, 64, 16, RanksRouting::kUneven},
-};
 
 // What is asked of a run beside the shapes.
 struct RanksRun {
@@ -64,9 +42,7 @@ class RanksMeasured {
         repeat_(run.repeat),
         stream_(Stream::on(gpu)),
         map_(s.experts, world.size()),
-        tokens_(s.routing == RanksRouting::kUneven
-                    ? s.tokens * (world.size() - world.rank()) / world.size()
-                    : s.tokens),
+        tokens_(tokens_of(s, world.rank(), world.size())),
         // A rank may have the rows of all choices, if some are hot.
         capacity_(moe::capacity_for(s.routing == RanksRouting::kUniform ? 1.25 : world.size(),
                                     s.tokens * world.size(), s.topk, world.size(),
@@ -150,26 +126,10 @@ class RanksMeasured {
                   {static_cast<uint32_t>(i), static_cast<uint32_t>(world_.rank()), 0, 0})[0];
   }
 
-  // How often an expert is chosen, beside others.
-  double heat(int expert) const {
-    if (s_.routing == RanksRouting::kHotExpert && expert == 0) return 8;
-    return s_.routing == RanksRouting::kHotRank && map_.owner(expert) == 0 ? 4 : 1;
-  }
-  // Every token takes K distinct experts at random: those that are first to be drawn.
   void fill() {
     const Tensor idx(DType::kInt32, {tokens_, s_.topk}), w(DType::kFloat32, {tokens_, s_.topk});
-    std::vector<std::pair<double, int32_t>> experts(static_cast<size_t>(s_.experts));
-    for (int64_t t = 0; t < tokens_; ++t) {
-      for (int e = 0; e < s_.experts; ++e) {
-        const double u = (random_word(t * s_.experts + e) + 0.5) / 4294967296.0;
-        experts[e] = {-std::log(u) / heat(e), e};
-      }
-      std::partial_sort(experts.begin(), experts.begin() + s_.topk, experts.end());
-      for (int k = 0; k < s_.topk; ++k) {
-        idx.data<int32_t>()[t * s_.topk + k] = experts[k].second;
-        w.data<float>()[t * s_.topk + k] = 0.125f;
-      }
-    }
+    choose_experts(s_, map_, idx, [&](int64_t i) { return random_word(i); });
+    for (int64_t i = 0; i < tokens_ * s_.topk; ++i) w.data<float>()[i] = 0.125f;
     for (int r = 0; r < world_.size(); ++r) sent_rows_ += r == world_.rank() ? 0 : rows_for(idx, r);
     most_rows_ = slowest(world_, {double(sent_rows_)})[0];
     host_x_ = Tensor(DType::kBFloat16, {tokens_, s_.model});
@@ -294,10 +254,7 @@ class RanksMeasured {
     say({name, label(true), double(bytes.total) / (1 << 20), "MiB", {}});
   }
   std::string label(bool captured) const {
-    constexpr const char* kRoutings[] = {"", ", hot expert x8", ", hot rank x4", ", uneven T"};
-    return text("R{} T{} D{} K{} E{}{}{}, {}", world_.size(), s_.tokens, s_.model, s_.topk,
-                s_.experts, s_.alignment == 16 ? "" : text(" a{}", s_.alignment),
-                kRoutings[static_cast<int>(s_.routing)], captured ? "captured" : "eager");
+    return text("R{} {}, {}", world_.size(), describe(s_), captured ? "captured" : "eager");
   }
   void say(Row row) const {
     if (world_.rank() != 0) return;

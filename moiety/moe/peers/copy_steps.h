@@ -30,14 +30,11 @@ MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& r
   });
 }
 
-// Stores the rows that peers need, a few chunks at a time, and announces the chunks that are stored.
+// Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
   static constexpr int kThreads = 256;
-  // The rows of so many chunks at most are stored at a time, and a team's memory for them.
-  static constexpr int64_t kRowsTogether = 64;
-  static constexpr int64_t shared_bytes(int64_t chunk_rows) {
-    return 8 * (chunk_rows > kRowsTogether ? chunk_rows : kRowsTogether);
-  }
+  // A team's memory for the rows of a chunk.
+  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows; }
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -51,27 +48,23 @@ struct PushRows {
       const int64_t n = r == c.rank ? 0 : plan.rows(c.rank, r);
       most = n > most ? n : most;
     }
-    // So many chunks at a time that a team has them all at once, if there is room.
-    const int64_t chunks = c.chunks(most), room = kRowsTogether / c.chunk_rows;
-    const int64_t each = ceil_div(chunks * (c.ranks - 1), team.blocks());
-    const int64_t fit = each < room ? each : room, together = fit > 1 ? fit : 1;
-    const int64_t tasks = ceil_div(chunks, together) * (c.ranks - 1);
+    const int64_t tasks = c.chunks(most) * (c.ranks - 1);
     for (int64_t i = team.block(); i < tasks; i += team.blocks()) {
       const ChunkTask task = chunk_task(i, c.rank, c.ranks);
-      push(team, c, task.peer, task.chunk * together, together);
+      push(team, c, task);
     }
   }
 
  private:
   template <class Team>
-  MOIETY_STEP void push(Team& team, const Control& c, int r, int64_t chunk,
-                        int64_t together) const {
-    const int64_t n = plan.rows(c.rank, r), begin = chunk * c.chunk_rows;
+  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task) const {
+    const int r = task.peer;
+    const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
     if (begin >= n) return;
-    const int64_t most = together * c.chunk_rows, count = begin + most < n ? most : n - begin;
+    const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
     // Of the rows, -1 for dead ones; and the slots that direct rows go to.
     auto* token_of = team.template shared<int32_t>(0);
-    auto* slot_of = team.template shared<int32_t>(4 * most);
+    auto* slot_of = team.template shared<int32_t>(4 * c.chunk_rows);
     team.sync();
     team.each(count, [&](int64_t i) { token_of[i] = -1; });
     team.sync();
@@ -106,8 +99,7 @@ struct PushRows {
                   {direct ? direct.row(slot_of[split.item]) : record, record, &places});
     });
     team.sync();
-    team.each(c.chunks(count),
-              [&](int64_t i) { store_release(c.ready_word(r, c.rank, chunk + i), c.entry.word); });
+    team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
   // The slot of the first live pair of token t at rank r.
   template <class Warp>

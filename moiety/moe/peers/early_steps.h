@@ -54,7 +54,7 @@ struct Early {
       c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
     });
     if (!entered) return false;
-    team.one([&] { store_release(&c.early, c.next.word); });
+    team.one([&] { store_relaxed(&c.early, c.next.word); });
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
     return true;
   }
@@ -64,14 +64,18 @@ struct Early {
     NumberPairs<many>{control, p, true}(team);
     team.sync();
     ExchangeHeads{control, p, true, false}(team);
-    team.each(c.ranks - 1, [&](int64_t i) {
-      store_entry(c, c.peer(i), c.next_half(), c.next, {});
-      post_head(c, c.peer(i), c.next_half(), c.next);
+    // By other threads than those that told of the first entry, who wait until it has arrived.
+    constexpr int64_t kOthers = 128;
+    team.each(kOthers + c.ranks - 1, [&](int64_t i) {
+      if (i < kOthers) return;
+      const int r = c.peer(i - kOthers);
+      store_entry(c, r, c.next_half(), c.next, {});
+      post_head(c, r, c.next_half(), c.next);
     });
     SettlePlan{{control, p, false, true}}(team);
     if (failed(team, c)) return;
     team.one([&] {
-      store_release(&c.settled, c.next.word);
+      store_release_here(&c.settled, c.next.word);
       c.begin_epoch();
       c.entry = c.next;
     });

@@ -1,6 +1,5 @@
 // What runs the steps on a GPU: each is a kernel on the caller's stream.
 #include <cstddef>
-#include <cstdlib>
 
 #include "moiety/base/deadline.h"
 #include "moiety/base/launch.cuh"
@@ -33,7 +32,6 @@ __global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
     run_step(const __grid_constant__ Step step) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ int64_t parts[32];
-  cudaGridDependencySynchronize();
   DeviceTeam team(memory, parts);
   step(team);
 }
@@ -131,9 +129,8 @@ class CudaMachine {
 
   template <class Step>
   void launch(const char* name, const Step& step, const LaunchSize& size, const Stream& stream) {
-    static const bool pdl = std::getenv("E21A_PDL") != nullptr;
-    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes, pdl},
-                   stream, step);
+    moiety::launch(name, run_step<Step>, {size.blocks, Step::kThreads, size.shared_bytes}, stream,
+                   step);
   }
 
   static bool captured(const Stream& stream) {

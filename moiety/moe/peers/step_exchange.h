@@ -301,9 +301,10 @@ class StepExchange final : public PeerExchange {
   }
   // Of `all` blocks at most half push.
   int64_t most_pushers(int64_t all) const {
+    constexpr int64_t kDefault = 24;  // multiprocessors
     const int64_t of_multiprocessor = ceil_div(4 * all, machine_.blocks());
-    const int64_t asked = of_multiprocessor * options_.comm_sms;
-    return asked > 0 ? std::min(asked, all / 2) : all / 4;
+    const int64_t asked = options_.comm_sms > 0 ? options_.comm_sms : kDefault;
+    return std::min(of_multiprocessor * asked, all / 2);
   }
   bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
   // Numbers own rows and pairs, with their counts.

@@ -8,7 +8,7 @@ namespace moiety::moe::peers {
 
 // Finds how many pairs of each expert are kept, and where they go (trim.h). A warp does so for the
 // experts of a rank. A part of a step of one block, whose memory holds what trim_bytes says.
-constexpr int64_t trim_bytes(int64_t experts) { return 12 * experts; }
+constexpr int64_t trim_bytes(int64_t experts) { return 16 * experts; }
 struct TrimExperts {
   PrepareView p;
 
@@ -21,6 +21,7 @@ struct TrimExperts {
     auto* count_I = team.template shared<int32_t>(0);  // in the order of by_owner_E
     auto* kept_I = count_I + experts;
     auto* offset_I = kept_I + experts;
+    auto* blocks_I = offset_I + experts;
     team.sync();
     team.each(experts, [&](int64_t i) {
       const int e = by_owner_E[i];
@@ -38,13 +39,15 @@ struct TrimExperts {
           sum += count[s];
         }
       }
-      count_I[i] = sum;
+      count_I[i] = kept_I[i] = sum;
+      blocks_I[i] = blocks_of(sum);
     });
     team.one([&] { at.trims->own_dropped = 0; });
     team.sync();
     team.each_warp(ranks, [&](auto& warp, int64_t r) {
       const int begin = begin_R[r];
-      trim(warp, c, static_cast<int>(r), count_I + begin, kept_I + begin, offset_I + begin);
+      trim(warp, c, static_cast<int>(r), count_I + begin, kept_I + begin, offset_I + begin,
+           blocks_I + begin);
     });
     team.sync();
     const int first = begin_R[c.rank], end = begin_R[c.rank + 1];
@@ -63,48 +66,28 @@ struct TrimExperts {
   }
 
  private:
-  MOIETY_STEP static int32_t blocks_of(int32_t rows, int32_t alignment) {
-    const auto of = static_cast<uint32_t>(alignment);
-    return static_cast<int32_t>((static_cast<uint32_t>(rows) + of - 1) / of);
+  MOIETY_STEP int32_t blocks_of(int32_t rows) const {
+    return static_cast<int32_t>(Split(rows + p.plan.alignment - 1, p.plan.alignment).item);
   }
+  // Everything is kept so far, in these blocks.
   template <class Warp>
   MOIETY_STEP void trim(Warp& warp, const Control& c, int r, const int32_t* count_I,
-                        int32_t* kept_I, int32_t* offset_I) const {
+                        int32_t* kept_I, int32_t* offset_I, int32_t* blocks_I) const {
     const Scratch& at = c.scratch;
-    const int64_t capacity = at.heads_R[r].capacity;
+    const int64_t alignment = p.plan.alignment;
+    const int64_t room = Split(at.heads_R[r].capacity, alignment).item;
     const int n = c.map.count(r);
-    const auto alignment = static_cast<int32_t>(p.plan.alignment);
-    const auto blocks = [&](int64_t i) { return blocks_of(count_I[i], alignment); };
-    // The blocks that experts use if none has more than `limit`.
-    const auto used = [&](int64_t limit) -> int64_t {
-      return warp.sum(n, [&](int64_t i) {
-        return blocks(i) < limit ? blocks(i) : static_cast<int32_t>(limit);
-      });
-    };
-    const int64_t room = Split(capacity, alignment).item, wanted = used(INT32_MAX);
-    if (wanted <= room) {
-      warp.each(n, [&](int64_t i) { kept_I[i] = count_I[i]; });
-    } else {
-      const BlockLimit most = block_limit(room, wanted, wanted, used);
-      // The first `rest` of the experts that would have more blocks than `limit` have one more.
-      warp.prefix(
-          n, [&](int64_t i) { return int32_t{blocks(i) > most.limit}; },
-          [&](int64_t i, int32_t longer) {
-            const int64_t of =
-                blocks(i) > most.limit ? most.limit + (longer <= most.rest) : blocks(i);
-            const int64_t rows = of * alignment;
-            kept_I[i] = rows < count_I[i] ? static_cast<int32_t>(rows) : count_I[i];
-          });
-    }
-    warp.sync();
+    const int64_t wanted = warp.sum(n, [&](int64_t i) { return blocks_I[i]; });
+    if (wanted > room) cut(warp, n, room, wanted, kept_I, blocks_I);
     const int64_t padded =
         alignment * int64_t{warp.prefix(
-                        n, [&](int64_t i) { return blocks_of(kept_I[i], alignment); },
+                        n, [&](int64_t i) { return blocks_I[i]; },
                         [&](int64_t i, int32_t upto) {
-                          offset_I[i] = (upto - blocks_of(kept_I[i], alignment)) * alignment;
+                          offset_I[i] = static_cast<int32_t>((upto - blocks_I[i]) * alignment);
                         })};
     const int64_t kept = warp.sum(n, [&](int64_t i) { return kept_I[i]; });
-    const int64_t dropped = warp.sum(n, [&](int64_t i) { return count_I[i]; }) - kept;
+    const int64_t dropped =
+        wanted > room ? warp.sum(n, [&](int64_t i) { return count_I[i]; }) - kept : 0;
     warp.one([&] {
       at.required_R[r] = wanted * alignment;
       at.dropped_R[r] = dropped;
@@ -113,6 +96,29 @@ struct TrimExperts {
       at.trims->kept = kept;
     });
     if (dropped > 0) tell_dropped(warp, c, r, count_I, kept_I);
+  }
+  // Leaves no more blocks than there is room for.
+  template <class Warp>
+  MOIETY_STEP void cut(Warp& warp, int n, int64_t room, int64_t wanted, int32_t* kept_I,
+                       int32_t* blocks_I) const {
+    // The blocks that experts use if none has more than `limit`.
+    const auto used = [&](int64_t limit) -> int64_t {
+      return warp.sum(n, [&](int64_t i) {
+        return blocks_I[i] < limit ? blocks_I[i] : static_cast<int32_t>(limit);
+      });
+    };
+    const BlockLimit most = block_limit(room, wanted, wanted, used);
+    // The first `rest` of the experts that would have more blocks than `limit` have one more.
+    warp.prefix(
+        n, [&](int64_t i) { return int32_t{blocks_I[i] > most.limit}; },
+        [&](int64_t i, int32_t longer) {
+          const int64_t of =
+              blocks_I[i] > most.limit ? most.limit + (longer <= most.rest) : blocks_I[i];
+          const int64_t rows = of * p.plan.alignment;
+          if (rows < kept_I[i]) kept_I[i] = static_cast<int32_t>(rows);
+          blocks_I[i] = static_cast<int32_t>(of);
+        });
+    warp.sync();
   }
 
   // What is told of a rank that drops pairs: the first of its experts with the most, and how many
