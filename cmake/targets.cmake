@@ -85,6 +85,13 @@ function(moiety_folder name)
   add_library(moiety_${name} OBJECT ${sources})
   target_include_directories(moiety_${name} PUBLIC ${CMAKE_SOURCE_DIR})
   moiety_precompile(moiety_${name})
+  if(MOIETY_SHARED AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # What headers define is the shared library's own, also beside another version of it, and does not
+    # keep it from being unloaded. Kernels of one architecture define nothing that is not also in these.
+    list(FILTER kernels EXCLUDE REGEX "_sm[0-9]+\\.cu$")
+    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -Xcompiler=-fno-gnu-unique)
+    target_compile_options(moiety_${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-fno-gnu-unique>")
+  endif()
   target_link_libraries(moiety_${name} PRIVATE ${ARG_LINK})
   foreach(library ${moiety_libraries})
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:moiety_${name}>)

@@ -5,8 +5,10 @@ torch's stable ABI alone, so that one binary serves every torch from 2.11 on and
     tools/check_stable_abi.py FOLDER    of libmoiety.so and libmoiety_torch.so
 
 An undefined symbol of libmoiety_torch.so is torch's shim, ours, or the C and C++ run time's; what
-libmoiety.so gives to others is ours alone, and libmoiety_torch.so gives nothing. Prints the least
-versions of GLIBC and GLIBCXX that each library asks for.
+libmoiety.so gives to others is ours alone, and libmoiety_torch.so gives nothing. None is unique in the
+process (-fno-gnu-unique): two versions of a library would share it, and neither could be unloaded.
+{fmt} is inside, for a process may hold another version of it. Prints the least versions of GLIBC and
+GLIBCXX that each library asks for.
 """
 
 import pathlib
@@ -19,21 +21,23 @@ SHIM = re.compile(r"(aoti_torch|torch)_\w+$")
 OURS = re.compile(r"_ZN?K?6moiety|_ZZNK?6moiety|_ZT\w[\w]*?N6moiety|_ZGVZ?NK?6moiety|moiety_\w+$")
 # What a library needs besides; torch's libraries are the loader's business.
 NEEDED = re.compile(r"lib(torch_cpu|moiety|stdc\+\+|gcc_s|c|m|pthread|dl|rt)\.so|ld-linux")
-REFUSED = re.compile(r"lib(python|torch_python|c10|torch)\.|libtorch\.so")
+REFUSED = re.compile(r"lib(python|torch_python|c10|torch|fmt)\.|libtorch\.so")
 
 
 def symbols(path):
-    """(undefined names with their versions, defined names)."""
+    """(undefined names with their versions, defined names, those of the latter that are unique)."""
     text = subprocess.run(["nm", "-D", "--with-symbol-versions", str(path)], check=True,
                           capture_output=True, text=True).stdout
-    undefined, defined = [], []
+    undefined, defined, unique = [], [], []
     for line in text.splitlines():
         kind, name = line.split()[-2:]
         if kind == "U":
             undefined.append(name)
         elif kind not in "wv":
             defined.append(name.split("@")[0])
-    return undefined, defined
+            if kind == "u":
+                unique.append(defined[-1])
+    return undefined, defined, unique
 
 
 def needed(path):
@@ -53,11 +57,15 @@ def floors(undefined):
 
 def faults(operators, core):
     for path, of_ours in ((core, True), (operators, False)):
-        given = [name for name in symbols(path)[1] if not (of_ours and OURS.match(name))]
+        _, defined, unique = symbols(path)
+        given = [name for name in defined if not (of_ours and OURS.match(name))]
         if given:
             yield (f"{path.name} gives {len(given)} symbols to others that are not for them, such as "
                    f"{', '.join(sorted(given)[:5])}")
-    undefined, _ = symbols(operators)
+        if unique:
+            yield (f"{path.name} has {len(unique)} symbols that are unique in a process, such as "
+                   f"{', '.join(sorted(unique)[:5])}")
+    undefined, *_ = symbols(operators)
     for name in undefined:
         versioned = re.search(r"@+(GLIBCXX|GLIBC|CXXABI|GCC)_", name)
         if not (versioned or SHIM.match(name) or OURS.match(name)):
@@ -85,7 +93,7 @@ def main(arguments):
             return 1
     found = list(faults(operators, core))
     for path in (operators, core):
-        undefined, _ = symbols(path)
+        undefined, *_ = symbols(path)
         shim = sum(bool(SHIM.match(name)) for name in undefined)
         least = ", ".join(f"{name} {version}" for name, version in floors(undefined).items())
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {least}, {shim} functions of torch's shim")

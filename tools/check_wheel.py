@@ -17,7 +17,7 @@ MOST_MB = {"cpu": 45, "cuda": 60}
 NAME = re.compile(r"moiety-[\w.]+-py3-none-(manylinux_(\d+)_(\d+)_\w+)\.whl$")
 WANTED = ("moiety/__init__.py", "moiety/py.typed", "moiety/lib/libmoiety.so", "moiety/lib/libmoiety_torch.so",
           "moiety/te/__init__.py")
-REFUSED = re.compile(r"lib(cuda|cudart|cublas|cublasLt|cudnn|nccl|nvrtc|torch|torch_cpu|c10|python|gomp)[\w.-]*\.so|"
+REFUSED = re.compile(r"lib(cuda|cudart|cublas|cublasLt|cudnn|nccl|nvrtc|torch|torch_cpu|c10|python|gomp|fmt)[\w.-]*\.so|"
                      r"(^|/)nvidia/|__pycache__")
 
 
@@ -35,10 +35,9 @@ def faults(wheel):
             yield f"there is no {path}"
     for path in filter(REFUSED.search, names):
         yield f"{path} is not ours to bring"
-    for library in ("dnnl", "fmt"):  # under names of their own: others may have another version
-        found = [n for n in names if f"lib{library}" in n]
-        if any(not re.search(rf"lib{library}-[0-9a-f]{{8}}", n) for n in found):
-            yield f"{found} go by their own names, which other packages may use"
+    found = [n for n in names if "libdnnl" in n]  # others may have another version
+    if any(not re.search(r"libdnnl-[0-9a-f]{8}", n) for n in found):
+        yield f"{found} go by their own names, which other packages may use"
     if "Requires-Dist: torch" in re.sub(r"Requires-Dist:.*extra ==.*", "", metadata):
         yield "it requires torch, which pip would fetch where there is one"
     if "moiety = moiety._program:main" not in scripts:

@@ -38,9 +38,11 @@ namespace moiety::gemm {
 void sum_rows(TensorView rows_RD, TensorView row_TK, TensorView out_TD, TensorView status,
               Stream stream);
 
-// zero_dead_rows of at most four buffers, on a GPU in one launch; views that are not defined are
-// passed over.
-void zero_dead_rows(const Groups& groups, std::span<const TensorView> buffers, Stream stream);
+// grouped_offsets that also zeroes the rows past the last group of at most four buffers
+// [capacity, ...] with contiguous columns, on a GPU in the same launch; views that are not defined
+// are passed over.
+void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
+                     TensorView status, std::span<const TensorView> zeroed, Stream stream);
 
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/grouped_tensor.h"
 #include "moiety/gemm/offsets_scan.h"
@@ -43,8 +45,8 @@ __device__ void record(uint32_t* status, const Faults& mine, int64_t group) {
   status[0] |= bits;
 }
 
-// One warp, a group for each lane at a time.
-__global__ void __launch_bounds__(kWarp) scan_counts(const __grid_constant__ OffsetsScan scan) {
+// One warp, a group for each lane at a time. Returns the number of rows of all groups.
+__device__ int64_t scan_counts(const OffsetsScan& scan) {
   __shared__ int64_t total[kMaxOffsets];
   const int lane = threadIdx.x;
   if (lane < scan.size) {
@@ -79,6 +81,27 @@ __global__ void __launch_bounds__(kWarp) scan_counts(const __grid_constant__ Off
     record(scan.status, faults, e);
     __syncwarp();
   }
+  return used;
+}
+
+// The same number alone.
+__device__ int64_t rows_of_groups(const OffsetsScan& scan) {
+  const int lane = threadIdx.x;
+  int64_t sum = 0;
+  bool good = true;
+  for (int64_t e = lane; e < scan.experts; e += kWarp) {
+    const int64_t n = scan.count.get(e);
+    good = good && n >= 0;
+    sum = saturating_add(sum, good ? n : 0);
+  }
+  sum = __shfl_sync(kAll, sum_of_lanes(sum), kWarp - 1);
+  if (__all_sync(kAll, good) && sum <= scan.capacity) return sum;
+  int64_t used = 0;  // one group after the other
+  for (int64_t e = 0; e < scan.experts; ++e) {
+    const int64_t n = scan.count.get(e);
+    if (scan.fits(n, used)) used += n;
+  }
+  return used;
 }
 
 // Rows of groups, as row_groups.h has them.
@@ -131,6 +154,33 @@ __device__ void zero_row(char* row, int64_t bytes, int lane) {
   for (int64_t i = lane; i < bytes / int64_t{sizeof(Unit)}; i += 32) out[i] = Unit{};
 }
 
+__device__ void zero(const Zeroed& zeroed, int64_t row, int lane) {
+  for (int i = 0; i < zeroed.size; ++i) {
+    const Zeroed::Buffer& b = zeroed.buffers[i];
+    char* to = b.rows + row * b.stride;
+    b.wide ? zero_row<uint4>(to, b.bytes, lane) : zero_row<char>(to, b.bytes, lane);
+  }
+}
+
+// The first block writes the offsets; each zeroes, of the rows that are its own, those past the last
+// group, a warp a row.
+__global__ void __launch_bounds__(kZeroThreads)
+    scan_and_zero(const __grid_constant__ OffsetsScan scan, const __grid_constant__ Zeroed zeroed) {
+  __shared__ int64_t live;
+  if (threadIdx.x < kWarp) {
+    const int64_t rows = blockIdx.x == 0 ? scan_counts(scan) : rows_of_groups(scan);
+    if (threadIdx.x == 0) live = rows;
+  }
+  if (zeroed.size == 0) return;
+  __syncthreads();
+  const int64_t first = int64_t{blockIdx.x} * kZeroThreads;
+  const int64_t end = min(first + kZeroThreads, scan.capacity);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  for (int64_t r = max(first, live) + warp; r < end; r += kZeroThreads / kWarp) {
+    zero(zeroed, r, lane);
+  }
+}
+
 // Warps look at 32 rows at a time, a lane each, and zero those that are dead together.
 __global__ void __launch_bounds__(kZeroThreads)
     zero_rows(LiveRows groups, const __grid_constant__ Zeroed zeroed) {
@@ -138,24 +188,10 @@ __global__ void __launch_bounds__(kZeroThreads)
   const int64_t first = (int64_t{blockIdx.x} * kZeroThreads + threadIdx.x) / 32 * 32;
   const bool exists = first + lane < groups.capacity;
   uint32_t dead = __ballot_sync(~0u, exists && !groups.live(first + lane));
-  for (; dead != 0; dead &= dead - 1) {
-    const int64_t r = first + __ffs(dead) - 1;
-    for (int i = 0; i < zeroed.size; ++i) {
-      const Zeroed::Buffer& b = zeroed.buffers[i];
-      char* row = b.rows + r * b.stride;
-      b.wide ? zero_row<uint4>(row, b.bytes, lane) : zero_row<char>(row, b.bytes, lane);
-    }
-  }
+  for (; dead != 0; dead &= dead - 1) zero(zeroed, first + __ffs(dead) - 1, lane);
 }
 
-}  // namespace
-
-void grouped_offsets_cuda(const OffsetsScan& scan, const Stream& stream) {
-  launch("grouped_offsets", scan_counts, {1, kWarp}, stream, scan);
-}
-
-void zero_dead_rows_cuda(const Groups& groups, std::span<const TensorView> buffers,
-                         const Stream& stream) {
+Zeroed zeroed_of(std::span<const TensorView> buffers) {
   Zeroed zeroed{};
   for (const TensorView& rows : buffers) {
     const int64_t bytes = byte_size(rows.dtype(), rows.dims() == 1 ? 1 : rows.size(1));
@@ -166,9 +202,25 @@ void zero_dead_rows_cuda(const Groups& groups, std::span<const TensorView> buffe
       zeroed.buffers[zeroed.size++] = {static_cast<char*>(rows.raw()), stride, bytes, wide};
     }
   }
+  return zeroed;
+}
+
+}  // namespace
+
+void grouped_offsets_cuda(const OffsetsScan& scan, std::span<const TensorView> zeroed,
+                          const Stream& stream) {
+  const Zeroed buffers = zeroed_of(zeroed);
+  const int64_t blocks = buffers.size == 0 ? 1 : blocks_for(scan.capacity, kZeroThreads);
+  launch("grouped_offsets", scan_and_zero,
+         {std::max<int64_t>(blocks, 1), buffers.size == 0 ? kWarp : kZeroThreads}, stream, scan,
+         buffers);
+}
+
+void zero_dead_rows_cuda(const Groups& groups, const TensorView& rows, const Stream& stream) {
+  const Zeroed buffers = zeroed_of({&rows, 1});
   launch("zero_dead_rows", zero_rows,
-         {zeroed.size == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
-         LiveRows(groups), zeroed);
+         {buffers.size == 0 ? 0 : blocks_for(groups.capacity, kZeroThreads), kZeroThreads}, stream,
+         LiveRows(groups), buffers);
 }
 
 }  // namespace moiety::gemm

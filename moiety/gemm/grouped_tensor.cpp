@@ -12,8 +12,9 @@
 namespace moiety::gemm {
 namespace {
 
-// Writes the offsets group after group, with the results of scan_counts (grouped_offsets_cuda.cu).
-void run(const OffsetsScan& scan, const TensorView& status) {
+// Writes the offsets group after group, with the results of scan_counts (grouped_offsets_cuda.cu), and
+// returns the number of rows of all groups.
+int64_t run(const OffsetsScan& scan, const TensorView& status) {
   const auto fault = [&](uint32_t bit, int64_t e, int64_t value) {
     record_fault(status, bit, OperationId::kGroupedOffsets, e, value);
   };
@@ -35,6 +36,23 @@ void run(const OffsetsScan& scan, const TensorView& status) {
       if (!outputs[o].put(e, total[o])) fault(kFaultSaturated, e, total[o]);
     }
   }
+  return used;
+}
+
+void zero(const TensorView& rows, int64_t begin, int64_t end) {
+  const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
+  for (int64_t r = begin; r < end && columns > 0; ++r) {
+    const TensorView row = rows.slice(0, r, r + 1);
+    std::memset(row.raw(), 0, static_cast<size_t>(byte_size(row.dtype(), columns)));
+  }
+}
+
+void check_zeroed(const char* op, const TensorView& rows, int64_t capacity, const Stream& stream) {
+  MOIETY_CHECK((rows.dims() == 1 || rows.dims() == 2) && rows.size(0) == capacity,
+               "{}: rows is {}, expected [{}, *] or [{}]", op, rows.describe(), capacity, capacity);
+  MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
+               "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
+  check_device(op, "rows", rows, stream);
 }
 
 Integers integers(const TensorView& x) { return {x.raw(), x.dtype() == DType::kInt64}; }
@@ -58,6 +76,11 @@ void record_faults(const Groups& groups, OperationId operation, const TensorView
 
 void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
                      TensorView status, Stream stream) {
+  grouped_offsets(count_E, outputs, capacity, status, {}, stream);
+}
+
+void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, int64_t capacity,
+                     TensorView status, std::span<const TensorView> zeroed, Stream stream) {
   const char* op = "grouped_offsets";
   MOIETY_CHECK(count_E.dims() == 1 && count_E.contiguous() &&
                    (count_E.dtype() == DType::kInt64 || count_E.dtype() == DType::kInt32),
@@ -79,65 +102,49 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
     check_device(op, "out", spec.out, stream);
     scan.outputs[scan.size++] = {integers(spec.out), spec.div, spec.mul, spec.leading_zero};
   }
+  MOIETY_CHECK(zeroed.size() <= kMaxZeroed, "{}: {} buffers, at most {}", op, zeroed.size(),
+               kMaxZeroed);
+  std::array<TensorView, kMaxZeroed> defined;
+  size_t count = 0;
+  for (const TensorView& rows : zeroed) {
+    if (!rows.defined()) continue;
+    check_zeroed(op, rows, capacity, stream);
+    defined[count++] = rows;
+  }
   if (check_devices(op, {{"count_E", count_E}, {"status", status}}, stream)) {
-    if constexpr (kCudaBuilt) return grouped_offsets_cuda(scan, stream);
+    if constexpr (kCudaBuilt) return grouped_offsets_cuda(scan, {defined.data(), count}, stream);
     fail_without_cuda(op);
   }
-  stream.run([scan, status] { run(scan, status); });
+  stream.run([=] {
+    const int64_t used = run(scan, status);
+    for (size_t i = 0; i < count; ++i) zero(defined[i], used, capacity);
+  });
 }
 
 namespace {
 
 void zero_dead_rows_of(const Groups& groups, const TensorView& rows) {
-  const int64_t columns = rows.dims() == 1 ? 1 : rows.size(1);
-  const auto zero = [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end && columns > 0; ++r) {
-      const TensorView row = rows.slice(0, r, r + 1);
-      std::memset(row.raw(), 0, static_cast<size_t>(byte_size(row.dtype(), columns)));
-    }
-  };
   int64_t next = 0;
   for (int64_t e = 0; e < groups.experts; ++e) {
     const auto [begin, live] = group_rows(groups, e);
     if (live == 0) continue;
-    zero(next, begin);
+    zero(rows, next, begin);
     next = begin + live;
   }
-  zero(next, groups.capacity);
+  zero(rows, next, groups.capacity);
 }
 
 }  // namespace
 
-void zero_dead_rows(const Groups& groups, std::span<const TensorView> buffers, Stream stream) {
+void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
   const char* op = "zero_dead_rows";
   check_groups(op, groups);
-  MOIETY_CHECK(buffers.size() <= kMaxZeroed, "{}: {} buffers, at most {}", op, buffers.size(),
-               kMaxZeroed);
-  std::array<TensorView, kMaxZeroed> defined;
-  size_t count = 0;
-  for (const TensorView& rows : buffers) {
-    if (!rows.defined()) continue;
-    MOIETY_CHECK((rows.dims() == 1 || rows.dims() == 2) && rows.size(0) == groups.capacity,
-                 "{}: rows is {}, expected [{}, *] or [{}]", op, rows.describe(), groups.capacity,
-                 groups.capacity);
-    MOIETY_CHECK(rows.dims() == 1 ? rows.contiguous() : rows.stride(1) == 1 || rows.size(1) <= 1,
-                 "{}: rows is {}, whose columns are not contiguous", op, rows.describe());
-    check_device(op, "rows", rows, stream);
-    defined[count++] = rows;
-  }
+  check_zeroed(op, rows, groups.capacity, stream);
   if (check_devices(op, {{"begin_E1", groups.begin_E1}, {"count_E", groups.count_E}}, stream)) {
-    if constexpr (kCudaBuilt) {
-      return zero_dead_rows_cuda(groups, {defined.data(), count}, stream);
-    }
+    if constexpr (kCudaBuilt) return zero_dead_rows_cuda(groups, rows, stream);
     fail_without_cuda(op);
   }
-  stream.run([=] {
-    for (size_t i = 0; i < count; ++i) zero_dead_rows_of(groups, defined[i]);
-  });
-}
-
-void zero_dead_rows(const Groups& groups, TensorView rows, Stream stream) {
-  zero_dead_rows(groups, std::span<const TensorView>(&rows, 1), stream);
+  stream.run([=] { zero_dead_rows_of(groups, rows); });
 }
 
 int64_t offsets_bound(int64_t capacity, int64_t experts, int64_t div, int64_t mul) {

@@ -70,9 +70,10 @@ struct OffsetsScan {
   }
 };
 
-void grouped_offsets_cuda(const OffsetsScan& scan, const Stream& stream);
-inline constexpr size_t kMaxZeroed = 4;  // buffers of one zero_dead_rows
-void zero_dead_rows_cuda(const quant::RowGroups& groups, std::span<const TensorView> buffers,
+inline constexpr size_t kMaxZeroed = 4;  // buffers of one call
+void grouped_offsets_cuda(const OffsetsScan& scan, std::span<const TensorView> zeroed,
+                          const Stream& stream);
+void zero_dead_rows_cuda(const quant::RowGroups& groups, const TensorView& rows,
                          const Stream& stream);
 
 }  // namespace moiety::gemm

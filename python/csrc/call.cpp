@@ -7,6 +7,7 @@
 
 #include "moiety/base/error.h"
 #include "moiety/capi/moiety.h"
+#include "moiety/gemm/grouped_mlp.h"
 
 namespace moiety::torch_ops {
 namespace {
@@ -28,8 +29,12 @@ DType dtype_of_tensor(const Tensor& x) {
     case ScalarType::Byte:
     case ScalarType::Bool:
       return DType::kUInt8;
+    case ScalarType::Short:
+      fail(ErrorKind::kUnsupported, "int16, which no operator takes");
+    case ScalarType::Char:
+      fail(ErrorKind::kUnsupported, "int8, which no operator takes");
     default:
-      fail(ErrorKind::kUnsupported, "a tensor's dtype (number {} of torch)",
+      fail(ErrorKind::kUnsupported, "of torch's dtype {}, which no operator takes",
            static_cast<int64_t>(x.scalar_type()));
   }
 }
@@ -37,7 +42,7 @@ DType dtype_of_tensor(const Tensor& x) {
 Device device_of(const Tensor& x) {
   if (x.is_cpu()) return {};
   if (x.is_cuda()) return {DeviceType::kCuda, static_cast<int>(x.get_device_index())};
-  fail(ErrorKind::kUnsupported, "a tensor that is neither on a CPU nor on a GPU of NVIDIA");
+  fail(ErrorKind::kUnsupported, "neither on a CPU nor on a GPU of NVIDIA");
 }
 
 // The current stream of torch. Its function is in the library that only a torch with CUDA has, and
@@ -110,9 +115,19 @@ Call::Call(const char* name, const Tensor& first)
                    ? static_cast<int>(torch::stable::get_num_threads())
                    : thread_budget()) {}
 
+// f() of a tensor, whose fault is then the argument's.
+template <class F>
+auto Call::known(const char* argument, F&& f) const {
+  try {
+    return f();
+  } catch (const Error& e) {
+    fail(e.kind(), "moiety::{}: {} is {}", name_, argument, e.what());
+  }
+}
+
 TensorView Call::view(const char* argument, const Tensor& x, DType dtype,
                       std::initializer_list<int64_t> sizes) const {
-  const TensorView out = view_of(x);
+  const TensorView out = known(argument, [&] { return view_of(x); });
   MOIETY_CHECK(out.device() == device(), "moiety::{}: {} is on {}, other arguments on {}", name_,
                argument, moiety::name(out.device()), moiety::name(device()));
   check_tensor(full_name_.c_str(), argument, out, dtype, sizes);
@@ -141,12 +156,26 @@ TensorView Call::whole(const char* argument, const Optional& x, DType dtype,
 }
 
 DType Call::operand(const char* argument, const Tensor& x) const {
-  const DType dtype = dtype_of_tensor(x);
+  const DType dtype = known(argument, [&] { return dtype_of_tensor(x); });
   if (dtype != DType::kFloat32 && dtype != DType::kBFloat16) {
     fail(ErrorKind::kUnsupported, "moiety::{}: {} is {}, expected float32 or bfloat16", name_,
          argument, moiety::name(dtype));
   }
   return dtype;
+}
+
+DType Call::operand(const char* argument, const Tensor& x, const char* weight,
+                    const Tensor& w) const {
+  const DType of_x = operand(argument, x), of_w = operand(weight, w);
+  MOIETY_CHECK(of_x == of_w, "moiety::{}: {} is {}, but {} is {}", name_, argument,
+               moiety::name(of_x), weight, moiety::name(of_w));
+  return of_x;
+}
+
+void Call::check_experts(const Tensor& splits, const char* weight, const Tensor& w) const {
+  MOIETY_CHECK(splits.dim() == 1 && w.dim() > 0 && splits.size(0) == w.size(0),
+               "moiety::{}: splits is {}, but {} has {} experts", name_, view_of(splits).describe(),
+               weight, w.dim() > 0 ? w.size(0) : 0);
 }
 
 Tensor Call::empty(const Sizes& sizes, ScalarType dtype) const {
@@ -180,7 +209,8 @@ TensorView Call::status() const {
   return {const_cast<uint32_t*>(status_.data()), DType::kUInt32, {4}};
 }
 
-gemm::Groups Call::groups(const Tensor& splits, int64_t capacity, int64_t work) {
+gemm::Groups Call::groups(const Tensor& splits, int64_t capacity,
+                          std::initializer_list<TensorView> results, int64_t work) {
   const DType dtype = splits.scalar_type() == ScalarType::Int ? DType::kInt32 : DType::kInt64;
   const TensorView count = whole("splits", splits, dtype, {-1});
   const int64_t experts = count.size(0);
@@ -192,8 +222,12 @@ gemm::Groups Call::groups(const Tensor& splits, int64_t capacity, int64_t work) 
   work_area_ = memory.slice(0, offsets, offsets + work);
   const gemm::OffsetSpec spec{
       .out = TensorView(memory.raw(), DType::kInt64, {experts + 1}, memory.device())};
-  gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), stream());
-  check_data();
+  gemm::grouped_offsets(count, {&spec, 1}, capacity, status(), results, stream());
+  if (status_[0] != 0) {  // of a CPU
+    fail(ErrorKind::kInvalidArgument,
+         "moiety::{}: splits[{}] is {}, which is negative or more than is left of {} rows", name_,
+         status_[2], static_cast<int32_t>(status_[3]), capacity);
+  }
   return {.begin_E1 = spec.out, .status = status(), .experts = experts, .capacity = capacity};
 }
 

@@ -60,6 +60,10 @@ class Call {
                    std::initializer_list<int64_t> sizes) const;
   // float32 or bfloat16: the dtype of operands.
   DType operand(const char* argument, const Tensor& x) const;
+  // The same for rows and the weights that they are multiplied with, which share it.
+  DType operand(const char* argument, const Tensor& x, const char* weight, const Tensor& w) const;
+  // Whether there is a number of rows for each matrix of w [E, ...].
+  void check_experts(const Tensor& splits, const char* weight, const Tensor& w) const;
 
   Tensor empty(const Sizes& sizes, ScalarType dtype) const;
   // An absent result: a tensor without elements.
@@ -67,15 +71,19 @@ class Call {
   TensorView bytes(int64_t size) { return scratch({size}, ScalarType::Byte); }
   TensorView scratch(const Sizes& sizes, ScalarType dtype);
 
-  // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other. Also makes a
-  // work area of `work` bytes, which work_area() then is: one allocation for both.
-  gemm::Groups groups(const Tensor& splits, int64_t capacity, int64_t work = 0);
+  // Rows of `capacity` in groups of the sizes that `splits` [E] has, one behind the other; the rows of
+  // `results` behind the last become zero. Also makes a work area of `work` bytes, which work_area()
+  // then is: one allocation for both.
+  gemm::Groups groups(const Tensor& splits, int64_t capacity,
+                      std::initializer_list<TensorView> results = {}, int64_t work = 0);
   const TensorView& work_area() const { return work_area_; }
   // Throws if the data had a fault that the core recorded. On a GPU nobody reads what the data are:
   // a group whose size is a fault has no rows there.
   void check_data() const;
 
  private:
+  template <class F>
+  auto known(const char* argument, F&& f) const;
   TensorView status() const;
 
   const char* name_;

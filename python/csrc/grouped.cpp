@@ -14,24 +14,24 @@ gemm::GroupedTensor rows_of(const Call& call, const char* argument, const Tensor
 
 void linear(Call& call, const Tensor& x, const Tensor& w, const Tensor& splits,
             const Optional& bias, const Optional& row_scale, const Tensor& out, bool zero) {
-  const DType dtype = call.operand("x", x);
+  const DType dtype = call.operand("x", x, "w", w);
   const TensorView x_RC = call.view("x", x, dtype, {-1, -1});
   const int64_t rows = x_RC.size(0), columns = x_RC.size(1);
   MOIETY_CHECK(w.dim() == 3 && w.size(2) == columns,
                "moiety::{}: x has {} columns, w {} expects {}", call.name(), columns,
                view_of(w).describe(), w.dim() == 3 ? w.size(2) : 0);
-  const TensorView w_ENC = call.view("w", w, dtype, {splits.size(0), -1, columns});
+  call.check_experts(splits, "w", w);
+  const TensorView w_ENC = call.view("w", w, dtype, {-1, -1, columns});
   gemm::GroupedGemmArgs args;
-  args.groups = call.groups(splits, rows);
+  args.out = call.view("out", out, dtype, {rows, w_ENC.size(1)});
+  args.groups = call.groups(splits, rows, {zero ? args.out : TensorView()});
   args.a = {x_RC, {}};
   args.w = w_ENC;
-  args.out = call.view("out", out, dtype, {rows, w_ENC.size(1)});
   args.bias_EN = call.whole("bias", bias, dtype, {args.groups.experts, w_ENC.size(1)});
   args.bias_scale_R = call.whole("row_scale", row_scale, DType::kFloat32, {rows});
   MOIETY_CHECK(bias.has_value() || !row_scale.has_value(),
                "moiety::{}: row_scale scales the bias, and there is none", call.name());
   gemm::grouped_gemm(args, call.stream());
-  if (zero) gemm::zero_dead_rows(args.groups, args.out, call.stream());
 }
 
 void wgrad(Call& call, const Tensor& dy, const Tensor& x, const Tensor& splits,
@@ -83,18 +83,18 @@ Tensor times(const char* name, const char* argument, const Tensor& dy, const Ten
              const Tensor& splits) {
   return guarded(name, [&] {
     Call call(name, dy);
-    const DType dtype = call.operand("w", w);
+    const DType dtype = call.operand(argument, dy, "w", w);
     const TensorView w_ENC = call.view("w", w, dtype, {-1, -1, -1});
+    call.check_experts(splits, "w", w);
     const int64_t rows = dy.size(0);
     const Tensor out = call.empty({rows, w_ENC.size(2)}, w.scalar_type());
     gemm::GroupedGemmArgs args;
     args.op = gemm::GroupedOp::kDgrad;
-    args.groups = call.groups(splits, rows);
+    args.out = view_of(out);
+    args.groups = call.groups(splits, rows, {args.out});
     args.a = {call.view(argument, dy, dtype, {rows, w_ENC.size(1)}), {}};
     args.w = w_ENC;
-    args.out = view_of(out);
     gemm::grouped_gemm(args, call.stream());
-    gemm::zero_dead_rows(args.groups, args.out, call.stream());
     return out;
   });
 }
@@ -164,7 +164,7 @@ struct Mlp {
     int64_t interleave;
   };
 
-  Mlp(Call& call, const Arguments& a) : dtype(call.operand("x", a.x)) {
+  Mlp(Call& call, const Arguments& a) : dtype(call.operand("x", a.x, "w1", a.w1)) {
     const TensorView x = call.view("x", a.x, dtype, {-1, -1});
     rows = a.source ? a.source->size(0) : x.size(0);
     model = x.size(1);
@@ -178,9 +178,7 @@ struct Mlp {
     mlp.w2 = w2;
     mlp.b1_EH = call.whole("b1", a.b1, dtype, {experts, hidden});
     mlp.b2_ED = call.whole("b2", a.b2, dtype, {experts, model});
-    MOIETY_CHECK(a.splits.dim() == 1 && a.splits.size(0) == experts,
-                 "moiety::{}: splits is {}, w1 has {} experts", call.name(),
-                 view_of(a.splits).describe(), experts);
+    call.check_experts(a.splits, "w1", a.w1);
     input.groups.experts = experts;
     input.groups.capacity = rows;
     input.x = x;
@@ -193,7 +191,10 @@ struct Mlp {
     } else if (call.device().type == DeviceType::kCuda) {  // nothing is multiplied
       mlp.path = gemm::MlpPath::kCudaPlain;
     }
-    input.groups = call.groups(a.splits, rows, gemm::grouped_mlp_workspace(mlp, input));
+  }
+  // The groups' rows and the work area; dead rows of `results` become zero.
+  void prepare(Call& call, const Tensor& splits, std::initializer_list<TensorView> results) {
+    input.groups = call.groups(splits, rows, results, gemm::grouped_mlp_workspace(mlp, input));
   }
   int64_t results() const { return input.row_TK.defined() ? input.x.size(0) : rows; }
 };
@@ -207,15 +208,14 @@ std::tuple<Tensor, Tensor> grouped_mlp(Tensor x, Tensor w1, Tensor w2, Tensor sp
                                        Optional /*main_grad1*/, Optional /*main_grad2*/) {
   return guarded("grouped_mlp", [&] {
     Call call("grouped_mlp", x);
-    const Mlp m(call, {x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
-                       activation_of(call, kind, alpha, limit, offset), interleave});
+    Mlp m(call, {x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                 activation_of(call, kind, alpha, limit, offset), interleave});
     const Tensor y = call.empty({m.results(), m.model}, x.scalar_type());
     const Tensor h = call.empty({m.rows, m.hidden}, x.scalar_type());
-    gemm::grouped_mlp_forward(m.mlp, m.input, view_of(h), view_of(y), call.work_area(),
-                              call.stream());
+    const TensorView h_RH = view_of(h), y_D = view_of(y);
+    m.prepare(call, splits, {h_RH, row_tk ? TensorView() : y_D});
+    gemm::grouped_mlp_forward(m.mlp, m.input, h_RH, y_D, call.work_area(), call.stream());
     call.check_data();
-    const TensorView dead[] = {view_of(h), row_tk ? TensorView() : view_of(y)};
-    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(y, h);
   });
 }
@@ -226,8 +226,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> grouped_mlp_backward(
     double limit, double offset, int64_t interleave, bool need_dx) {
   return guarded("grouped_mlp_backward", [&] {
     Call call("grouped_mlp_backward", x);
-    const Mlp m(call, {x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
-                       activation_of(call, kind, alpha, limit, offset), interleave});
+    Mlp m(call, {x, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                 activation_of(call, kind, alpha, limit, offset), interleave});
     MOIETY_CHECK(row_tk || !source,
                  "moiety::grouped_mlp_backward: rows that are read through source go back through "
                  "row_tk, which is absent");
@@ -248,10 +248,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> grouped_mlp_backward(
     g.dprob_R = given(dscale, row_scale.has_value());
     g.db1_EH = given(db1, b1.has_value());
     g.db2_ED = given(db2, b2.has_value());
+    m.prepare(call, splits, {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx});
     gemm::grouped_mlp_backward_data(m.mlp, m.input, g, call.work_area(), call.stream());
     call.check_data();
-    const TensorView dead[] = {g.dh, g.a, g.dprob_R, row_tk ? TensorView() : g.dx};
-    gemm::zero_dead_rows(m.input.groups, dead, call.stream());
     return std::tuple(dx, dscale, db1, db2, dh, a);
   });
 }

@@ -10,7 +10,11 @@
   "Tensor x, Tensor w1, Tensor w2, Tensor splits, Tensor? row_scale, Tensor? source, Tensor? " \
   "row_tk, Tensor? b1, Tensor? b2, " MOIETY_ACTIVATION
 
-STABLE_TORCH_LIBRARY(moiety, m) {
+namespace moiety::torch_ops {
+namespace {
+
+template <class Library>
+void add_schemas(Library& m) {
   m.def(
       "grouped_linear(Tensor x, Tensor w, Tensor splits, Tensor? bias, "
       "Tensor? row_scale, Tensor? main_grad) -> Tensor");
@@ -72,9 +76,6 @@ STABLE_TORCH_LIBRARY(moiety, m) {
         ", bool rht, int rows, int cols, str direction, str layout) -> Tensor");
 }
 
-namespace moiety::torch_ops {
-namespace {
-
 template <class Library>
 void add_kernels(Library& m) {
   m.impl("grouped_linear", TORCH_BOX(&grouped_linear));
@@ -106,5 +107,10 @@ void add_kernels(Library& m) {
 }  // namespace
 }  // namespace moiety::torch_ops
 
+STABLE_TORCH_LIBRARY(moiety, m) { moiety::torch_ops::add_schemas(m); }
 STABLE_TORCH_LIBRARY_IMPL(moiety, CPU, m) { moiety::torch_ops::add_kernels(m); }
 STABLE_TORCH_LIBRARY_IMPL(moiety, CUDA, m) { moiety::torch_ops::add_kernels(m); }
+// The same without gradients: a call that has none does not pass by the formulas of the above.
+STABLE_TORCH_LIBRARY(moiety_below, m) { moiety::torch_ops::add_schemas(m); }
+STABLE_TORCH_LIBRARY_IMPL(moiety_below, CPU, m) { moiety::torch_ops::add_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(moiety_below, CUDA, m) { moiety::torch_ops::add_kernels(m); }

@@ -83,9 +83,9 @@ Tensor quantized_linear(Tensor x, Tensor w, Tensor splits, Optional bias, Option
     Call call("quantized_linear", x);
     const TensorView x_RC = call.view("x", x, DType::kBFloat16, {-1, -1});
     const int64_t rows = x_RC.size(0);
+    call.check_experts(splits, "w", w);
     const gemm::Groups groups = call.groups(splits, rows);
-    const TensorView w_ENC =
-        call.whole("w", w, DType::kBFloat16, {groups.experts, -1, x_RC.size(1)});
+    const TensorView w_ENC = call.whole("w", w, DType::kBFloat16, {-1, -1, x_RC.size(1)});
     const TensorView bias_EN =
         call.whole("bias", bias, DType::kBFloat16, {groups.experts, w_ENC.size(1)});
     const Tensor out = call.empty({rows, w_ENC.size(1)}, x.scalar_type());

@@ -4,6 +4,7 @@ Rules: tensors only through save_for_backward; needs_input_grad decides what is 
 backward formulas consist of moiety operators, whose own gradients raise.
 """
 
+import types
 from typing import Any
 
 import torch
@@ -13,18 +14,29 @@ from . import errors
 
 
 
+# Every call comes by these.
+_any_requires_grad: Any = torch._C._any_requires_grad
+_grad_enabled = torch.is_grad_enabled
+_transformed = torch._C._are_functorch_transforms_active
+_watched = torch._C._len_torch_dispatch_stack  # by modes, which are to see torch.ops.moiety
+
+
+def _direct(name: str) -> Any:
+    """The operator of torch.ops.moiety_below, without the function of Python that is its __call__."""
+    return getattr(torch.ops.moiety_below, name).default._op
+
+
 class _Below:
     """torch.ops.moiety without autograd's share of a call, where no gradient is asked for. (Operators that
     write into an argument keep theirs, which counts the argument's versions.)"""
 
     def __getattr__(self, name: str) -> Any:
-        operator = getattr(torch.ops.moiety, name).default
+        operator, direct = getattr(torch.ops.moiety, name).default, _direct(name)
 
         def call(*args: Any) -> Any:
-            if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if _grad_enabled() or torch.compiler.is_compiling() or _watched():
                 return operator(*args)
-            with torch._C._AutoDispatchBelowAutograd():
-                return operator(*args)
+            return direct(*args)
 
         setattr(self, name, operator if name in _WRITERS else call)
         return getattr(self, name)
@@ -139,15 +151,16 @@ def _mlp_fake(x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, row_scale: Tens
 
 
 def _mlp_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    (x, w1, w2, splits, row_scale, source, row_tk, b1, b2, *constants) = inputs
-    *ctx.activation, main_grad1, main_grad2 = constants
-    ctx.mark_non_differentiable(output[1])
+    h = output[1]
+    ctx.activation = inputs[9:14]
+    ctx.mark_non_differentiable(h)
     ctx.set_materialize_grads(False)
     # Nobody's gradient is wanted that would need it: not even h is kept. The values of x serve w1's alone.
     needs = ctx.needs_input_grad
-    kept = any(needs)
-    ctx.save_for_backward(*([x if needs[1] else None, w1, w2, splits, row_scale, source, row_tk, b1, b2,
-                             output[1], main_grad1, main_grad2] if kept else [None] * 12))
+    if any(needs):
+        ctx.save_for_backward(inputs[0] if needs[1] else None, *inputs[1:9], h, *inputs[14:])
+    else:
+        ctx.save_for_backward(*[None] * 12)
 
 
 def _mlp_backward(ctx: Any, dy: Tensor, _dh: Any) -> Any:
@@ -445,36 +458,44 @@ _GRADIENTS: dict[str, tuple[Any, Any]] = {
 # Operators that write into an argument have no gradient, which torch itself refuses.
 _WRITERS = {"grouped_linear_out", "grouped_linear_wgrad_acc", "quantized_linear_wgrad_acc",
             "router_update_bias"}
-_eager: dict[Any, tuple[Any, Any]] = {}  # operator -> its overload, and what calls it with its gradient
 
 
-def called(operator: Any, *args: Any) -> Any:
-    """operator(*args), an operator of torch.ops.moiety. Eagerly it has the same gradient formula in an
-    autograd.Function of ours: torch's way to a formula that is registered takes the host three times as
-    long."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return operator(*args)
-    overload, with_gradient = _eager[operator]
-    if torch.is_grad_enabled():
-        for a in args:
-            if isinstance(a, torch.Tensor) and a.requires_grad:
+# The operators of torch.ops.moiety by their names, with errors by class.
+called: Any = types.SimpleNamespace()
+
+
+def _call_of(name: str) -> Any:
+    """What stands in `called`. Eagerly it has the same gradient formula in an autograd.Function of ours:
+    torch's way to a formula that is registered takes the host three times as long."""
+    operator, direct = getattr(torch.ops.moiety, name), _direct(name)
+    with_gradient = _with_gradient(name, direct) if name in _GRADIENTS else operator
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return operator(*args)
+        try:
+            if _transformed() or _watched():
+                return operator(*args)
+            if _grad_enabled() and _any_requires_grad(*args):
                 return with_gradient(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return overload(*args)
+            return direct(*args)
+        except RuntimeError as error:
+            raise errors.translation(error) from None
+
+    return call
 
 
-def _with_gradient(name: str, overload: Any) -> Any:
+def _with_gradient(name: str, direct: Any) -> Any:
     backward_of, setup = _GRADIENTS[name]
 
     def forward(ctx: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = overload(*args)
+        output = direct(*args)
         setup(ctx, args, output)
         return output
 
     made: Any = type(f"moiety_{name}", (torch.autograd.Function,),
                 {"forward": staticmethod(forward), "backward": staticmethod(backward_of)})
-    # Past Function.apply, which looks for functorch's transforms, as `called` has done, in every argument.
+    # Past Function.apply, which looks for functorch's transforms, as _call_of has done, in every argument.
     return super(torch.autograd.Function, made).apply
 
 
@@ -483,6 +504,7 @@ def register() -> None:
     for name, fake in _FAKES.items():
         qualified = f"moiety::{name}"
         torch.library.register_fake(qualified, fake)
+        torch.library.register_fake(f"moiety_below::{name}", fake)
         if name in _GRADIENTS:
             backward, setup = _GRADIENTS[name]
             torch.library.register_autograd(qualified, backward, setup_context=setup)
@@ -490,6 +512,4 @@ def register() -> None:
             torch.library.register_autograd(qualified, _refuse_gradient(name))
         if name not in _WRITERS:
             torch.library.register_vmap(qualified, _refuse_vmap(name))
-        operator = getattr(torch.ops.moiety, name)
-        _eager[operator] = operator.default, (
-            _with_gradient(name, operator.default) if name in _GRADIENTS else operator.default)
+        setattr(called, name, _call_of(name))

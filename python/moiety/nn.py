@@ -21,7 +21,7 @@ from . import _blocks, _experts, errors, ops
 from ._activation import Activation, ClampedSwiglu, QGeglu, SquaredRelu, Swiglu
 from ._blocks import replace_moe
 from ._experts import refresh
-from ._register import below
+from ._register import below, called
 from ._warmup import warmup
 
 __all__ = ["Activation", "ClampedSwiglu", "GroupedLinear", "GroupedMLP", "MoELayer", "MoEOutput",
@@ -247,7 +247,7 @@ class GroupedLinear(torch.nn.Module):
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             raise errors.InvalidArgument("GroupedLinear: out is given, which has no gradient, but one is asked "
                                          "for; call it under torch.no_grad()")
-        rows = _rows(x, weight)
+        rows = _rows(x, weight, "GroupedLinear")
         if out.shape != (*x.shape[:-1], self.out_features) or not out.is_contiguous():
             raise errors.InvalidArgument(
                 f"GroupedLinear: out has shape {list(out.shape)} and strides {list(out.stride())}, expected "
@@ -260,7 +260,7 @@ class GroupedLinear(torch.nn.Module):
     def _forward(self, x: Tensor, splits: Tensor | Sequence[int], bias: Tensor | None, row_scale: Tensor | None,
                  overwrite: bool = False) -> Any:
         weight = self.stacked("weight")
-        rows = _rows(x, weight)
+        rows = _rows(x, weight, "GroupedLinear")
         splits = _splits(splits, rows)
         if overwrite or self._managed():
             y = _ManagedLinear.apply(  # type: ignore[no-untyped-call]
@@ -306,6 +306,10 @@ class GroupedLinear(torch.nn.Module):
         handle = torch.utils.hooks.RemovableHandle(self._ready_hooks)
         self._ready_hooks[handle.id] = fn
         return handle
+
+    def _hooked(self) -> Any:
+        return (self._forward_pre_hooks or self._forward_hooks or self._backward_hooks
+                or self._backward_pre_hooks)
 
     def _main_grad(self) -> Any:
         if (self.grad_target != "main_grad" or self.forms["weight"] == "indexed"
@@ -449,23 +453,19 @@ class GroupedMLP(torch.nn.Module):
             return self._unfused(x, splits, row_scale, source, row_tk)
         modules: dict[str, Any] = self._modules  # sooner than by attribute
         fc1, fc2 = modules["fc1"], modules["fc2"]
-        for child, given in ((fc1, x), (fc2, None)):
-            if (child._forward_pre_hooks or child._forward_hooks or child._backward_hooks
-                    or child._backward_pre_hooks):
-                _run_pre_hooks(child, (given, splits))
+        if fc1._hooked() or fc2._hooked():
+            _run_pre_hooks(fc1, (x, splits))
+            _run_pre_hooks(fc2, (None, splits))
         w1, w2, b1, b2 = fc1.stacked("weight"), fc2.stacked("weight"), fc1.stacked("bias"), fc2.stacked("bias")
-        rows = _rows(x, w1)
+        rows = _rows(x, w1, "GroupedMLP")
         splits = _splits(splits, rows)
         if fc1._managed() or fc2._managed():
             with errors.translated():
                 y = _ManagedMlp.apply(  # type: ignore[no-untyped-call]
                     self, rows, w1, w2, splits, row_scale, source, row_tk, b1, b2)
         else:
-            kind, alpha, limit, offset, interleave = self._constants()
-            y = ops.grouped_mlp(rows, w1, w2, splits, row_scale=row_scale, source=source,
-                                row_tk=row_tk, b1=b1, b2=b2, kind=kind, alpha=alpha, limit=limit,
-                                offset=offset, interleave=interleave, main_grad1=fc1._main_grad(),
-                                main_grad2=fc2._main_grad())
+            y = called.grouped_mlp(rows, w1, w2, splits, row_scale, source, row_tk, b1, b2,
+                                   *self._constants(), fc1._main_grad(), fc2._main_grad())[0]
         return y.reshape(x.shape) if x.dim() != 2 and y.shape == rows.shape else y
 
     def _unfused(self, x: Tensor, splits: Tensor | Sequence[int], row_scale: Tensor | None,
@@ -600,7 +600,7 @@ class MoELayer(torch.nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, idx: Tensor | None = None) -> MoEOutput:
         """x [..., D]; mask [...]: False for tokens that are routed nowhere; idx [T, K] repeats a
         routing (MoEOutput.idx of another run): weights, losses and gradients are of these logits."""
-        rows = _rows(x, self.experts.fc1.weight)
+        rows = _rows(x, self.experts.fc1.weight, "MoELayer")
         if mask is not None:
             mask = mask.reshape(-1).to(torch.bool)
         # The product is taken in float32, as the trainer's router does.
@@ -645,19 +645,22 @@ class MoELayer(torch.nn.Module):
         self.experts.backward_dw()
 
 
-def _rows(x: Tensor, weight: Tensor) -> Tensor:
-    if x.shape[-1:] != weight.shape[-1:]:
-        raise errors.InvalidArgument(f"x has {x.shape[-1]} columns, the weight {list(weight.shape)} "
-                                     f"expects {weight.shape[-1]}")
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+def _rows(x: Tensor, weight: Tensor, module: str) -> Tensor:
+    columns = x.size(-1) if x.dim() else 0
+    if columns != weight.size(-1):
+        raise errors.InvalidArgument(f"{module}: x has {columns} columns, the weight {list(weight.shape)} "
+                                     f"expects {weight.size(-1)}")
+    rows = x if x.dim() == 2 else x.reshape(-1, columns)
     if torch.is_autocast_enabled("cuda" if rows.is_cuda else "cpu"):
         rows = rows.to(weight.dtype)
-    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+    return rows if rows.stride(-1) == 1 or columns == 1 else rows.contiguous()
 
 
 def _splits(splits: Tensor | Sequence[int], rows: Tensor) -> Tensor:
     if isinstance(splits, torch.Tensor):
         return splits
+    if splits is None:
+        raise errors.InvalidArgument("splits is None, expected the groups' numbers of rows, a tensor [E] or a list")
     if not rows.is_cuda:
         return torch.tensor(splits, dtype=torch.int64, device=rows.device)
     if torch.cuda.is_current_stream_capturing():

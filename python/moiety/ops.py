@@ -6,26 +6,14 @@ their sum are dead: they influence nothing, and are zero in results.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _lib, errors
+from . import _lib
 
 _lib.load_operators()
-from . import _register  # noqa: E402 (it registers what is loaded)
-
-_ops = torch.ops.moiety
-
-
-def called(operator: Any, *args: Any) -> Any:
-    if torch.compiler.is_compiling():
-        return operator(*args)
-    try:
-        return _register.called(operator, *args)
-    except RuntimeError as error:
-        raise errors.translation(error) from None
+from ._register import called as called  # noqa: E402 (it registers what is loaded)
 
 
 def grouped_linear(x: Tensor, w: Tensor, splits: Tensor, bias: Tensor | None = None,
@@ -33,7 +21,7 @@ def grouped_linear(x: Tensor, w: Tensor, splits: Tensor, bias: Tensor | None = N
     """y [R, N] of x [R, C] and w [E, N, C]; the bias [E, N] of a row is scaled by row_scale [R].
 
     Where main_grad is given, the gradient of w is added to it, and w gets none."""
-    return called(_ops.grouped_linear, x, w, splits, bias, row_scale, main_grad)
+    return called.grouped_linear(x, w, splits, bias, row_scale, main_grad)
 
 
 def quantized_linear(x: Tensor, w: Tensor, splits: Tensor, recipe: str, *, bias: Tensor | None = None,
@@ -42,12 +30,12 @@ def quantized_linear(x: Tensor, w: Tensor, splits: Tensor, recipe: str, *, bias:
     """grouped_linear whose operands are quantized, also those of its gradients, as the trainer's recipe
     "fp8_tensor", "fp8_block", "mxfp8" or "nvfp4" says; bfloat16 outside. rng: int64 [2] {seed, draw}, with
     which nvfp4 rounds gradients; backward needs it then."""
-    return called(_ops.quantized_linear, x, w, splits, bias, row_scale, main_grad, rng, recipe)
+    return called.quantized_linear(x, w, splits, bias, row_scale, main_grad, rng, recipe)
 
 
 def grouped_linear_t(x: Tensor, w: Tensor, splits: Tensor) -> Tensor:
     """The same with weights [E, C, N], as some models store them."""
-    return called(_ops.grouped_linear_t, x, w, splits)
+    return called.grouped_linear_t(x, w, splits)
 
 
 def grouped_mlp(x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, *, row_scale: Tensor | None = None,
@@ -62,16 +50,16 @@ def grouped_mlp(x: Tensor, w1: Tensor, w2: Tensor, splits: Tensor, *, row_scale:
     rows, then up rows; kind "relu2": [E, F, D]), w2 [E, D, F]. Where main_grad is given, the weight's
     gradient is added to it and the weight gets none.
     """
-    return called(_ops.grouped_mlp, x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind,
-                   float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
+    return called.grouped_mlp(x, w1, w2, splits, row_scale, source, row_tk, b1, b2, kind,
+                              float(alpha), float(limit), float(offset), interleave, main_grad1, main_grad2)[0]
 
 
 def activation(h: Tensor, *, splits: Tensor | None = None, row_scale: Tensor | None = None, kind: str = "glu",
                alpha: float = 1.0, limit: float = math.inf, offset: float = 0.0, interleave: int = 0) -> Tensor:
     """a [R, F] of h [R, 2F] (kind "relu2": [R, F]), times row_scale [R]: the middle of grouped_mlp, with
     its bits. Without `splits` every row is live."""
-    return called(_ops.activation, h, splits, row_scale, kind, float(alpha), float(limit), float(offset),
-                  interleave)
+    return called.activation(h, splits, row_scale, kind, float(alpha), float(limit), float(offset),
+                             interleave)
 
 
 def router(logits: Tensor, top_k: int, *, bias: Tensor | None = None, mask: Tensor | None = None,
@@ -82,10 +70,10 @@ def router(logits: Tensor, top_k: int, *, bias: Tensor | None = None, mask: Tens
     The choice is the K largest of score + bias; a token with mask 0 has idx -1 and weights 0.
     `given_idx` [T, K] repeats a choice; weights and their gradients are of these logits.
     """
-    if given_idx is not None and given_idx.dtype != torch.int32:
+    if given_idx is not None and given_idx.dtype == torch.int64:
         given_idx = given_idx.to(torch.int32)
-    return called(_ops.router, logits, bias, mask, given_idx, top_k, score, renormalize,
-                   float(scale), groups, group_top_k)
+    return called.router(logits, bias, mask, given_idx, top_k, score, renormalize,
+                         float(scale), groups, group_top_k)
 
 
 def expert_rows(idx: Tensor, num_experts: int,
@@ -94,4 +82,4 @@ def expert_rows(idx: Tensor, num_experts: int,
 
     Rows are ordered by expert, then token and choice. An idx outside [0, E) is masked.
     """
-    return called(_ops.expert_rows, idx, weights, num_experts)
+    return called.expert_rows(idx, weights, num_experts)

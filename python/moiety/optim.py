@@ -41,6 +41,8 @@ class AdamW(torch.optim.Optimizer):
         if not eps > 0 or not all(0 <= beta < 1 for beta in betas):
             raise errors.InvalidArgument(f"AdamW: eps is {eps}, betas are {betas}; expected a positive "
                                          "number, and numbers in [0, 1)")
+        if not isinstance(lr, Tensor) and not lr >= 0:
+            raise errors.InvalidArgument(f"AdamW: lr is {lr}, expected 0 or more")
         self.state_dtype, self.seed = state_dtype, seed
         self._tables: dict[Any, tuple[list[Any], _tables.Table]] = {}
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps,

@@ -22,7 +22,6 @@ __all__ = ["FORMATS", "PartialCast", "QTensor", "compute_amax", "convert_scales"
 FORMATS = {"fp8": "fp8_tensor", "fp8_block": "fp8_block_1x128", "fp8_block_tile": "fp8_block_128x128",
            "mxfp8": "mxfp8", "mxfp8_tile": "mxfp8_tile32", "nvfp4": "nvfp4", "nvfp4_tile": "nvfp4_tile16"}
 _CODES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e2m1": torch.float4_e2m1fn_x2}
-_ops = torch.ops.moiety
 
 
 def _spec(format: str, element: str | None, pow2_scales: bool | None) -> Any:
@@ -104,8 +103,8 @@ def quantize(x: Tensor, format: str, directions: str = "row", *, element: str | 
     if directions not in ("row", "col", "both"):
         raise errors.InvalidArgument(f"quantize: directions is {directions!r}, expected row, col or both")
     name, element, pow2 = _spec(format, element, pow2_scales)
-    row, row_scales, col, col_scales, amax, scale, flags = called(
-        _ops.quantize, x.detach(), stochastic, splits, amax, name, element, pow2, row_scaled, rht,
+    row, row_scales, col, col_scales, amax, scale, flags = called.quantize(
+        x.detach(), stochastic, splits, amax, name, element, pow2, row_scaled, rht,
         directions != "col", directions != "row", tensor_id)
     codes, scales = _CODES[element], _scale_dtype(format)
     return QTensor(_shown(row, codes), _shown(row_scales, scales), _shown(col, codes),
@@ -116,8 +115,8 @@ def quantize(x: Tensor, format: str, directions: str = "row", *, element: str | 
 def compute_amax(x: Tensor, format: str, *, element: str | None = None, pow2_scales: bool | None = None,
                  row_scaled: bool = False, rht: bool = False, splits: Tensor | None = None) -> Tensor:
     """The amax that quantize would measure: [2] (row, col), of groups [2, E], with row_scaled [M]."""
-    return called(_ops.compute_amax, x.detach(), splits, *_spec(format, element, pow2_scales), row_scaled,
-                  rht)
+    return called.compute_amax(x.detach(), splits, *_spec(format, element, pow2_scales), row_scaled,
+                               rht)
 
 
 class _Straight(torch.autograd.Function):
@@ -145,9 +144,9 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32, direction: str | 
         raise errors.Unsupported(f"dequantize: of a grouped {q.format} tensor only rows whose scales do not "
                                  "depend on the group")
     scale = q.tensor_scale if q.splits is None else q.tensor_scale.new_ones(2)
-    values = called(_ops.dequantize, _stored(q.row, scale), _stored(q.row_scales, scale),
-                    _stored(q.col, scale), _stored(q.col_scales, scale), scale, *q._constants(),
-                    q.row_scaled, q.rht, *q.shape, direction, undo_rht, dtype == torch.bfloat16)
+    values = called.dequantize(_stored(q.row, scale), _stored(q.row_scales, scale),
+                               _stored(q.col, scale), _stored(q.col_scales, scale), scale, *q._constants(),
+                               q.row_scaled, q.rht, *q.shape, direction, undo_rht, dtype == torch.bfloat16)
     if q.source is None:
         return values
     turned = direction == "col" and not q.format.startswith("mxfp8")
@@ -157,8 +156,8 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32, direction: str | 
 def transpose(q: QTensor) -> QTensor:
     """q with its columns, made from the rows: tiles and fp8, whose directions have the same codes."""
     scale = q.tensor_scale
-    col, amax, tensor_scale = called(
-        _ops.transpose_quantized, _stored(q.row, scale), _stored(q.row_scales, scale),
+    col, amax, tensor_scale = called.transpose_quantized(
+        _stored(q.row, scale), _stored(q.row_scales, scale),
         scale.new_empty(0) if q.amax is None else q.amax, scale, *q._constants(), *q.shape)
     return dataclasses.replace(q, col=_shown(col, _CODES[q.element]), tensor_scale=tensor_scale,
                                amax=None if q.amax is None else amax)
@@ -170,8 +169,8 @@ def convert_scales(q: QTensor, layout: str, direction: str = "row") -> Tensor:
     scales = q.col_scales if direction == "col" and q.col_scales is not None else q.row_scales
     if scales is None:
         raise errors.InvalidArgument(f"convert_scales: the {q.format} tensor has no scales in {direction}s")
-    return called(_ops.convert_scales, _stored(scales, q.tensor_scale), q.tensor_scale, *q._constants(),
-                  q.rht, *q.shape, direction, layout)
+    return called.convert_scales(_stored(scales, q.tensor_scale), q.tensor_scale, *q._constants(),
+                                 q.rht, *q.shape, direction, layout)
 
 
 class PartialCast:

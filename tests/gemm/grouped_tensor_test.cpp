@@ -201,21 +201,30 @@ TEST(ZeroDeadRows, TakesNumbersOfRowsAndRowsWithGaps) {
             std::string::npos);
 }
 
-TEST(ZeroDeadRows, TakesSeveralBuffersAndPassesOverThoseThatAreAbsent) {
-  const TestGroups groups({"", {2, 0, 1}, 1, 2});
-  const Tensor x = normal_tensor(DType::kBFloat16, {groups.capacity(), 3}, 4);
-  const Tensor numbers = normal_tensor(DType::kFloat32, {groups.capacity()}, 5);
-  const Tensor alone = copy_of(x);
-  zero_dead_rows(groups(), alone, Stream());
-  const TensorView buffers[] = {numbers, {}, x};
-  zero_dead_rows(groups(), buffers, Stream());
-  const std::vector<int64_t> owner = groups.owners();
-  for (int64_t i = 0; i < x.view().numel(); ++i) ASSERT_EQ(get(x, i), get(alone, i)) << i;
-  for (int64_t r = 0; r < groups.capacity(); ++r) EXPECT_EQ(get(numbers, r) == 0, owner[r] < 0);
+TEST(GroupedOffsets, ZeroesTheRowsPastTheLastGroupOfSeveralBuffers) {
+  constexpr int64_t kCapacity = 6;
+  const Tensor count_E = counts_of({2, -1, 1}, DType::kInt32);
+  const Tensor x = normal_tensor(DType::kBFloat16, {kCapacity, 3}, 4);
+  const Tensor numbers = normal_tensor(DType::kFloat32, {kCapacity}, 5);
+  const Tensor before = copy_of(x), out(DType::kInt64, {4});
+  const OffsetSpec spec{.out = out};
+  const TensorView buffers[] = {numbers, {}, x.view().slice(1, 1, 3)};
+  grouped_offsets(count_E, {&spec, 1}, kCapacity, {}, buffers, Stream());
+  EXPECT_EQ(out.data<int64_t>()[3], 3);  // the group with a fault has no rows
+  for (int64_t r = 0; r < kCapacity; ++r) {
+    EXPECT_EQ(get(numbers, r) == 0, r >= 3);
+    for (int64_t c = 0; c < 3; ++c) {
+      EXPECT_EQ(get(x, r, c), r >= 3 && c >= 1 ? 0 : get(before, r, c));
+    }
+  }
   const std::vector<TensorView> five(5, x.view());
   EXPECT_NE(error_of([&] {
-              zero_dead_rows(groups(), five, Stream());
-            }).find("zero_dead_rows: 5 buffers, at most 4"),
+              grouped_offsets(count_E, {&spec, 1}, kCapacity, {}, five, Stream());
+            }).find("grouped_offsets: 5 buffers, at most 4"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              grouped_offsets(count_E, {&spec, 1}, 7, {}, buffers, Stream());
+            }).find("grouped_offsets: rows is float32[6], expected [7, *] or [7]"),
             std::string::npos);
 }
 

@@ -1,5 +1,5 @@
 // grouped_offsets on a GPU, from a captured graph, has the values and the faults of the CPU; and
-// zero_dead_rows zeroes what it zeroes there.
+// what it and zero_dead_rows zero is what they zero there.
 #include "moiety/base/graph.h"
 #include "moiety/gemm/grouped_mlp.h"
 #include "moiety/gemm/grouped_tensor.h"
@@ -82,8 +82,8 @@ TEST_F(OffsetsGpu, DeadRowsAreZeroedAsOnTheCpu) {
         there.begin_E1 = m(there.begin_E1);
         there.status = {};
         const Graph graph(stream, [&] {
-          const TensorView buffers[] = {m(rows), {}, m(numbers)};
-          zero_dead_rows(there, buffers, stream);
+          zero_dead_rows(there, m(rows), stream);
+          zero_dead_rows(there, m(numbers), stream);
         });
         graph.launch(stream);
         zero_dead_rows(groups(), rows, Stream());
@@ -91,6 +91,45 @@ TEST_F(OffsetsGpu, DeadRowsAreZeroedAsOnTheCpu) {
         ASSERT_EQ(m.difference("rows", wide), "");
         ASSERT_EQ(m.difference("numbers", numbers), "");
       }
+    }
+  }
+}
+
+// Alone and behind others, with faults; rows that no block, one and several have to zero.
+TEST_F(OffsetsGpu, RowsPastTheLastGroupAreZeroedAsOnTheCpu) {
+  struct Case {
+    int64_t experts, rows, capacity;
+    int faults;  // 1: a negative count; 2: more rows than there are
+  };
+  for (const Case& c : {Case{0, 0, 5, 0},
+                        {1, 3, 3, 0},
+                        {3, 2, 300, 0},
+                        {4, 100, 2000, 0},
+                        {40, 30, 1300, 1},
+                        {70, 9, 200, 2},
+                        {3, 0, 0, 0}}) {
+    for (const int64_t columns : {0, 1, 3, 8, 520}) {
+      SCOPED_TRACE(text("{} groups of {} in {}, faults {}, {} columns", c.experts, c.rows,
+                        c.capacity, c.faults, columns));
+      const Tensor count_E(DType::kInt64, {c.experts}), begin(DType::kInt64, {c.experts + 1});
+      for (int64_t e = 0; e < c.experts; ++e) {
+        count_E.data<int64_t>()[e] = c.faults == 1 && e == 17 ? -4 : c.rows;
+      }
+      const Tensor wide = normal_tensor(DType::kBFloat16, {c.capacity, columns + 8}, 1);
+      const Tensor numbers = normal_tensor(DType::kFloat32, {c.capacity}, 2);
+      const TensorView rows = wide.view().slice(1, 0, columns);
+      const Mirror m({count_E, begin, wide, numbers}, stream);
+      const OffsetSpec here{.out = begin}, there{.out = m(begin)};
+      const Graph graph(stream, [&] {
+        const TensorView buffers[] = {m(rows), {}, m(numbers)};
+        grouped_offsets(m(count_E), {&there, 1}, c.capacity, {}, buffers, stream);
+      });
+      graph.launch(stream);
+      const TensorView buffers[] = {rows, numbers};
+      grouped_offsets(count_E, {&here, 1}, c.capacity, {}, buffers, Stream());
+      ASSERT_EQ(m.difference("offsets", begin), "");
+      ASSERT_EQ(m.difference("rows", wide), "");
+      ASSERT_EQ(m.difference("numbers", numbers), "");
     }
   }
 }

@@ -271,6 +271,10 @@ def test_several_ranks_are_refused_by_name():
         nn.MoELayer(16, 8, 6, 7)
     with pytest.raises(moiety.InvalidArgument, match="grad is 'both'"):
         mlp(grad="both")
+    with pytest.raises(moiety.InvalidArgument, match="splits is None"):
+        nn.GroupedLinear(2, 8, 4)(torch.randn(6, 8), None)
+    with pytest.raises(moiety.InvalidArgument, match=r"GroupedLinear: x has 9 columns, the weight \[2, 4, 8\]"):
+        nn.GroupedLinear(2, 8, 4)(torch.randn(6, 9), [2, 4])
 
 
 def test_recomputation_repeats_the_bits():

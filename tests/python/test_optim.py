@@ -169,3 +169,8 @@ def test_errors(call, text):
         opt = call()
         set_gradients([p for g in opt.param_groups for p in g["params"]], 1)
         opt.step()
+
+
+def test_a_negative_learning_rate_is_refused():
+    with pytest.raises(moiety.InvalidArgument, match="lr is -0.1"):
+        optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=-0.1)

@@ -36,21 +36,21 @@ class CheckWheel(unittest.TestCase):
 
     def test_every_fault_is_found(self):
         files = {**RIGHT, "nvidia/cublas/lib/libcublas.so.13": "", "moiety.libs/libgomp.so.1": "",
-                 "moiety.libs/libfmt.so.9": "", "moiety-0.1.0.dist-info/METADATA": "Requires-Dist: torch>=2.11\n",
+                 "moiety.libs/libfmt.so.9": "", "moiety.libs/libdnnl.so.2": "", "moiety-0.1.0.dist-info/METADATA": "Requires-Dist: torch>=2.11\n",
                  "moiety-0.1.0.dist-info/entry_points.txt": ""}
         del files["moiety/py.typed"]
         with mock.patch.dict(check_wheel.MOST_MB, cpu=0.001):
             found = "\n".join(faults_of(NAME.replace("py3", "cp311"), files))
         for text in ("is not named", "no moiety/py.typed", "libcublas.so.13 is not ours", "libgomp.so.1 is not ours",
-                     "['moiety.libs/libfmt.so.9'] go by their own names", "requires torch", "no console script",
+                     "libfmt.so.9 is not ours", "'moiety.libs/libdnnl.so.2'] go by their own names", "requires torch", "no console script",
                      "at most 0.001"):
             self.assertIn(text, found)
-        self.assertEqual(found.count("\n"), 7)
+        self.assertEqual(found.count("\n"), 8)
 
 
 class CheckStableAbi(unittest.TestCase):
-    def faults(self, undefined, given, needed=("libtorch_cpu.so", "libmoiety.so.0.1")):
-        symbols = {"operators": (undefined, given["operators"]), "core": ([], given["core"])}
+    def faults(self, undefined, given, needed=("libtorch_cpu.so", "libmoiety.so.0.1"), unique=()):
+        symbols = {"operators": (undefined, given["operators"], ()), "core": ([], given["core"], unique)}
         with mock.patch.object(check_stable_abi, "symbols", lambda path: symbols[path.name]), \
                 mock.patch.object(check_stable_abi, "needed", lambda path: needed):
             return list(check_stable_abi.faults(pathlib.Path("operators"), pathlib.Path("core")))
@@ -62,9 +62,11 @@ class CheckStableAbi(unittest.TestCase):
         self.assertEqual(self.faults(shim, {"operators": [], "core": ours}), [])
         found = "\n".join(self.faults([*shim, "_ZN2at5emptyEv"], {
             "operators": ["_ZNSt6vectorIiE1fEv"], "core": [*ours, "ZSTD_compress", "_ZZN8nlohmann1fEvE1x"]},
-            ("libc10.so",)))
+            ("libc10.so", "libfmt.so.9"), ["_ZN6moiety5kNoneE"]))
         for text in ("_ZN2at5emptyEv, which is neither", "core gives 2 symbols", "ZSTD_compress",
-                     "operators gives 1 symbols", "core needs libc10.so", "operators needs libc10.so"):
+                     "operators gives 1 symbols", "core needs libc10.so", "operators needs libc10.so",
+                     "core has 1 symbols that are unique in a process, such as _ZN6moiety5kNoneE",
+                     "core needs libfmt.so.9"):
             self.assertIn(text, found)
 
 
