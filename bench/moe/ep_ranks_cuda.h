@@ -5,10 +5,13 @@
 // chunk's arrival; beside it stand copies of as many bytes by the copy engines.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "bench/harness.h"
+#include "bench/moe/ep_shapes.h"
 #include "bench/ranks.h"
 #include "moiety/base/copy.h"
 #include "moiety/base/gpu.h"
@@ -22,13 +25,6 @@
 #include "moiety/moe/prepare_dispatch.h"
 
 namespace moiety::bench {
-
-struct RanksShape {
-  int64_t tokens, model;
-  int topk, experts;
-};
-inline constexpr RanksShape kRanksShapes[] = {
-    {4096, 7168, 8, 64}, {4096, 2048, 8, 128}, {8192, 2048, 8, 128}, {128, 7168, 8, 256}};
 
 // What is asked of a run beside the shapes.
 struct RanksRun {
@@ -46,23 +42,26 @@ class RanksMeasured {
         repeat_(run.repeat),
         stream_(Stream::on(gpu)),
         map_(s.experts, world.size()),
-        capacity_(moe::capacity_for(1.25, s.tokens * world.size(), s.topk, world.size(),
-                                    map_.local_count(world.rank()), kAlignment)),
+        tokens_(tokens_of(s, world.rank(), world.size())),
+        // A rank may have the rows of all choices, if some are hot.
+        capacity_(moe::capacity_for(s.routing == RanksRouting::kUniform ? 1.25 : world.size(),
+                                    s.tokens * world.size(), s.topk, world.size(),
+                                    map_.local_count(world.rank()), s.alignment)),
         // Of few tokens a chunk is a row, so that many blocks have some.
         options_{.chunk_rows = s.tokens <= moe::kFewTokens ? 1 : run.chunk_rows,
                  .comm_sms = run.comm_sms,
                  .device = gpu},
         group_(moe::EpGroup::create(world, map_, limits(), options_)),
-        idx_(DType::kInt32, {s.tokens, s.topk}, gpu),
-        x_(DType::kBFloat16, {s.tokens, s.model}, gpu),
-        out_(DType::kBFloat16, {s.tokens, s.model}, gpu),
+        idx_(DType::kInt32, {tokens_, s.topk}, gpu),
+        x_(DType::kBFloat16, {tokens_, s.model}, gpu),
+        out_(DType::kBFloat16, {tokens_, s.model}, gpu),
         rows_(DType::kBFloat16, {capacity_, s.model}, gpu),
         gy_(DType::kBFloat16, {capacity_, s.model}, gpu),
-        w_(DType::kFloat32, {s.tokens, s.topk}, gpu),
-        gw_(DType::kFloat32, {s.tokens, s.topk}, gpu),
+        w_(DType::kFloat32, {tokens_, s.topk}, gpu),
+        gw_(DType::kFloat32, {tokens_, s.topk}, gpu),
         slot_w_(DType::kFloat32, {capacity_}, gpu),
         g_slot_w_(DType::kFloat32, {capacity_}, gpu),
-        args_{.idx_TK = idx_, .alignment = kAlignment, .capacity = capacity_},
+        args_{.idx_TK = idx_, .alignment = s.alignment, .capacity = capacity_},
         memory_(DType::kUInt8, {moe::plan_bytes(map_, group_.limits(), args_)}, gpu),
         word_(DType::kFloat32, {1}, gpu),
         copied_(comm::SymmetricBuffer::create(world, "copies", 2 * wire_bytes_most(), gpu)) {
@@ -72,7 +71,7 @@ class RanksMeasured {
   }
 
   void run() {
-    copies();
+    if (uniform()) copies();
     const auto make = [&] { plan_ = prepare(group_, args_, memory_, stream_); };
     const auto send = [&] {
       dispatch(group_, plan_, {.x_TD = x_, .w_TK = w_, .rows_CD = rows_, .slot_w = slot_w_},
@@ -95,14 +94,16 @@ class RanksMeasured {
     time("ep.prepare", false, make);
     time("ep.dispatch_weights", true, send);
     time("ep.combine_weights", true, sum);
-    time("ep.combine_backward_weights", true, send_back);
-    time("ep.dispatch_backward", true, sum_back);
+    if (uniform()) {
+      time("ep.combine_backward_weights", true, send_back);
+      time("ep.dispatch_backward", true, sum_back);
+    }
     time("ep.prepare_dispatch_combine", false, [&] {
       make();
       send();
       sum();
     });
-    if (s_.tokens <= 256) {
+    if (s_.tokens <= moe::kFewTokens) {
       time("ep.prepare_dispatch", false, [&] {
         plan_ = prepare_dispatch(group_, args_,
                                  {.x_TD = x_, .w_TK = w_, .rows_CD = rows_, .slot_w = slot_w_},
@@ -113,12 +114,11 @@ class RanksMeasured {
     group_.check(group_.epoch());
     group_.close();
     copied_.close();
-    run_direct();
+    if (uniform()) run_direct();
   }
 
  private:
-  static constexpr int64_t kAlignment = 16;
-
+  bool uniform() const { return s_.routing == RanksRouting::kUniform; }
   moe::EpLimits limits() const { return {.tokens = s_.tokens, .model = s_.model, .topk = s_.topk}; }
   int64_t wire_bytes_most() const { return s_.tokens * (world_.size() - 1) * 2 * s_.model; }
   uint32_t random_word(int64_t i) const {
@@ -126,20 +126,14 @@ class RanksMeasured {
                   {static_cast<uint32_t>(i), static_cast<uint32_t>(world_.rank()), 0, 0})[0];
   }
 
-  // Every token takes K distinct experts at random.
   void fill() {
-    const Tensor idx(DType::kInt32, {s_.tokens, s_.topk}), w(DType::kFloat32, {s_.tokens, s_.topk});
-    std::vector<int32_t> experts(static_cast<size_t>(s_.experts));
-    for (int e = 0; e < s_.experts; ++e) experts[e] = e;
-    for (int64_t i = 0; i < s_.tokens * s_.topk; ++i) {
-      const int64_t k = i % s_.topk;
-      std::swap(experts[k], experts[k + random_word(i) % (s_.experts - k)]);
-      idx.data<int32_t>()[i] = experts[k];
-      w.data<float>()[i] = 0.125f;
-    }
+    const Tensor idx(DType::kInt32, {tokens_, s_.topk}), w(DType::kFloat32, {tokens_, s_.topk});
+    choose_experts(s_, map_, idx, [&](int64_t i) { return random_word(i); });
+    for (int64_t i = 0; i < tokens_ * s_.topk; ++i) w.data<float>()[i] = 0.125f;
     for (int r = 0; r < world_.size(); ++r) sent_rows_ += r == world_.rank() ? 0 : rows_for(idx, r);
-    host_x_ = Tensor(DType::kBFloat16, {s_.tokens, s_.model});
-    for (int64_t i = 0; i < s_.tokens * s_.model; ++i) {
+    most_rows_ = slowest(world_, {double(sent_rows_)})[0];
+    host_x_ = Tensor(DType::kBFloat16, {tokens_, s_.model});
+    for (int64_t i = 0; i < tokens_ * s_.model; ++i) {
       host_x_.data<bf16>()[i] = bf16(static_cast<float>(random_word(i) % 15) - 7.0f);
     }
     copy(idx_, idx, stream_);
@@ -152,7 +146,7 @@ class RanksMeasured {
   }
   int64_t rows_for(const Tensor& idx, int rank) const {
     int64_t rows = 0;
-    for (int64_t t = 0; t < s_.tokens; ++t) {
+    for (int64_t t = 0; t < tokens_; ++t) {
       bool any = false;
       for (int k = 0; k < s_.topk; ++k) {
         any = any || map_.owner(idx.data<int32_t>()[t * s_.topk + k]) == rank;
@@ -166,11 +160,11 @@ class RanksMeasured {
     plan_ = prepare(group_, args_, memory_, stream_);
     dispatch(group_, plan_, {.x_TD = x_, .w_TK = w_, .rows_CD = rows_, .slot_w = slot_w_}, stream_);
     combine(group_, plan_, {.y_CD = rows_, .slot_w = slot_w_, .out_TD = out_}, stream_);
-    const Tensor out(DType::kBFloat16, {s_.tokens, s_.model});
+    const Tensor out(DType::kBFloat16, {tokens_, s_.model});
     copy(out, out_, stream_);
     world_.synchronize(stream_);
     group_.check(plan_.epoch);
-    for (int64_t i = 0; i < s_.tokens * s_.model; ++i) {
+    for (int64_t i = 0; i < tokens_ * s_.model; ++i) {
       const float expected = static_cast<float>(s_.topk) * 0.125f * float(host_x_.data<bf16>()[i]);
       MOIETY_CHECK(float(out.data<bf16>()[i]) == expected, "ep bench: element {} is {}, not {}", i,
                    float(out.data<bf16>()[i]), expected);
@@ -229,7 +223,7 @@ class RanksMeasured {
       const Times times = times_of(captured, run);
       Row row{name, label(captured), times.whole.ms * 1e3, "us", times.whole};
       if (rows) {
-        row.value = giga(double(sent_rows_) * 2 * double(s_.model), times.wire_ms);
+        row.value = giga(most_rows_ * 2 * double(s_.model), times.wire_ms);
         row.unit = "GB/s";
         row.more = text(R"("wire_ms": {:.4f})", times.wire_ms);
       }
@@ -260,8 +254,7 @@ class RanksMeasured {
     say({name, label(true), double(bytes.total) / (1 << 20), "MiB", {}});
   }
   std::string label(bool captured) const {
-    return text("R{} T{} D{} K{} E{}, {}", world_.size(), s_.tokens, s_.model, s_.topk, s_.experts,
-                captured ? "captured" : "eager");
+    return text("R{} {}, {}", world_.size(), describe(s_), captured ? "captured" : "eager");
   }
   void say(Row row) const {
     if (world_.rank() != 0) return;
@@ -275,7 +268,8 @@ class RanksMeasured {
   int repeat_;
   Stream stream_;
   moe::ExpertMap map_;
-  int64_t capacity_, sent_rows_ = 0;
+  int64_t tokens_, capacity_, sent_rows_ = 0;
+  double most_rows_ = 0;  // of a rank
   moe::EpOptions options_;
   moe::EpGroup group_;
   Tensor idx_, x_, out_, rows_, gy_, w_, gw_, slot_w_, g_slot_w_;

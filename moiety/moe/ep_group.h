@@ -102,7 +102,7 @@ struct EpOptions {
   EpTransport transport = EpTransport::kAuto;
   ZeroCopy zero_copy = ZeroCopy::kOff;  // has no effect over collectives
   // The multiprocessors whose worth of a GPU's blocks pushes rows to experts beside the others; at
-  // most half of all, 0 for a quarter. No bit depends on it, and it may differ between ranks.
+  // most half of all, 0 for 24. No bit depends on it, and it may differ between ranks.
   int comm_sms = 0;
   // where operations run: a CPU for all ranks, or a GPU for each
   Device device = {};

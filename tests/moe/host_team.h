@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <random>
 #include <thread>
 
@@ -67,6 +68,12 @@ class HostWarp {
   int32_t prefix(int64_t n, F&& f, Use&& use) {
     int32_t sum = 0;
     for (int64_t i = 0; i < n; ++i) use(i, sum += f(i));
+    return sum;
+  }
+  template <class F>
+  int32_t sum(int64_t n, F&& f) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += f(i);
     return sum;
   }
   template <class Key, class Take, class Add>
@@ -141,9 +148,11 @@ class HostTeam {
     for (int64_t i = warp_; i < n; i += shared_.warps) f(warp, i);
   }
   template <class F>
-  void grid_warps(int64_t n, F&& f) {
+  void grid_warps(int64_t n, F&& f, int64_t before = 0) {
     HostWarp warp;
-    for (int64_t i = block_ * warps() + warp_; i < n; i += blocks_ * warps()) f(warp, i);
+    const int64_t step = blocks_ * warps();
+    const int64_t first = (block_ * warps() + warp_ + step - before % step) % step;
+    for (int64_t i = first; i < n; i += step) f(warp, i);
   }
   int64_t warps() const { return shared_.warps; }
   template <class F>
@@ -229,6 +238,7 @@ class HostMachine {
   template <class Step>
   void launch(const char* name, const Step& step, const peers::LaunchSize& size, const Stream&) {
     if (shape_.before) shape_.before(name);
+    if constexpr (requires { Step::kTogether; }) return together(step, size);
     std::vector<int64_t> order(static_cast<size_t>(size.blocks));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
     std::shuffle(order.begin(), order.end(), random_);
@@ -249,6 +259,22 @@ class HostMachine {
   }
 
  private:
+  // All blocks of a step at the same time, since some wait for another.
+  template <class Step>
+  void together(const Step& step, const peers::LaunchSize& size) const {
+    std::deque<HostBlock> blocks;
+    std::vector<std::jthread> threads;
+    for (int64_t b = 0; b < size.blocks; ++b) {
+      HostBlock& shared = blocks.emplace_back(shape_.warps, size.shared_bytes);
+      for (int warp = 0; warp < shape_.warps; ++warp) {
+        threads.emplace_back([&step, &shared, &size, warp, b] {
+          HostTeam team(shared, warp, b, size.blocks);
+          step(team);
+        });
+      }
+    }
+  }
+
   HostShape shape_;
   std::mt19937 random_;
   std::shared_ptr<peers::FaultPage> page_;

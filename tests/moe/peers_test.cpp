@@ -445,7 +445,7 @@ TEST(PeersFault, AFlagOfALaterEpoch) {
   const Outcome out =
       fail_with([](int rank, EpGroup& group, HostExchange& exchange, BatchRun& run) {
         peers::Control c = exchange.control();
-        ++c.epoch;
+        c.begin_epoch();
         if (rank == 1) peers::store_release(c.ready_word(1, 2, 0), 9ull << kSignatureBits);
         // Rank 2 stays away, so that its own flag does not take the place of that one.
         while (rank == 2 && peers::load_acquire(c.poison(2)) == 0) std::this_thread::yield();
@@ -495,15 +495,23 @@ TEST(PeersFault, MoreBlocksWaitThanThereIsRoomFor) {
   const comm::WaitingBlocks sums({}, "comm \"dp\"", 3), other({}, "group \"mtp\"", 96);
   const comm::WaitingBlocks elsewhere({DeviceType::kCuda, 7}, "group \"far\"", 1000);
   Threads::run(2, [&](comm::Communicator& world) {
-    EpGroup group = EpGroup::create(world, {4, 2}, {.tokens = 8, .model = 8, .topk = 1}, {"moe"});
-    run_as_steps(group, world, {.multiprocessors = 109});
-    world.barrier();
-    group.impl()->peers.reset();
-    world.barrier();
-    EXPECT_EQ(error_of([&] { run_as_steps(group, world, {.multiprocessors = 108}); }),
-              "ep, group \"moe\": 2 blocks of this group, 3 of comm \"dp\" and 96 of group \"mtp\" "
-              "may wait at once, but this GPU has 108 SMs less 8; close some, or take more GPUs");
-    group.close();
+    // Few tokens may be taken early, with more blocks that wait.
+    for (const auto& [tokens, blocks] : {std::pair(300, 2), std::pair(8, 16)}) {
+      EpGroup group =
+          EpGroup::create(world, {4, 2}, {.tokens = tokens, .model = 8, .topk = 1}, {"moe"});
+      const int enough = 8 + 3 + 96 + blocks;
+      run_as_steps(group, world, {.multiprocessors = enough});
+      world.barrier();
+      group.impl()->peers.reset();
+      world.barrier();
+      EXPECT_EQ(
+          error_of([&] { run_as_steps(group, world, {.multiprocessors = enough - 1}); }),
+          text("ep, group \"moe\": {} blocks of this group, 3 of comm \"dp\" and 96 of group "
+               "\"mtp\" may wait at once, but this GPU has {} SMs less 8; close some, or take "
+               "more GPUs",
+               blocks, enough - 1));
+      group.close();
+    }
   });
 }
 

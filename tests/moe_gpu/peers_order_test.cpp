@@ -1,5 +1,6 @@
 // Orders of operations among GPU ranks that are threads: two groups on two streams, delays before
-// every kernel, and by name (target tests_gpu_long) 100,000 operations and 10,000 random shapes.
+// every kernel, and by name (target tests_gpu_long) 100,000 operations, as many replays of changing
+// routings, and 10,000 random shapes.
 #include <chrono>
 #include <thread>
 
@@ -69,6 +70,20 @@ class Exact {
     copy(there_[1], x_, stream);
     forward(group, tokens, alignment, stream);
   }
+  // The experts of tables that lie on the GPU, from which `reroute` takes some without the host.
+  void add_tables(OnGpuRank& place, std::mt19937& random, int n) {
+    for (int i = 0; i < n; ++i) {
+      tables_.emplace_back(DType::kInt32, idx_.view().sizes());
+      for (int64_t j = 0; j < idx_.view().numel(); ++j) {
+        tables_.back().data<int32_t>()[j] = static_cast<int32_t>(random() % map_.experts());
+      }
+      tables_there_.push_back(place(tables_.back(), tables_.back()));
+    }
+    place.stream.synchronize();
+  }
+  void reroute(size_t table, const Stream& stream) {
+    copy(there_[0], tables_there_[table % tables_there_.size()], stream);
+  }
   void forward(EpGroup& group, int64_t tokens, int64_t alignment, const Stream& stream) {
     const auto first = [&](int i) {
       const TensorView& t = there_[static_cast<size_t>(i)];
@@ -97,7 +112,8 @@ class Exact {
 
   const ExpertMap& map_;
   Tensor idx_, x_, out_, rows_, memory_;
-  std::vector<TensorView> there_;
+  std::vector<TensorView> there_, tables_there_;
+  std::vector<Tensor> tables_;
   int64_t tokens_ = 0;
 };
 
@@ -187,6 +203,31 @@ TEST_F(PeersOrder, DISABLED_AHundredThousandOperations) {
     }
     group.check(group.epoch());
     twins.expect_same(place);
+    group.close();
+  });
+}
+
+// One graph; between its replays each rank's tokens choose other experts.
+TEST_F(PeersOrder, DISABLED_AHundredThousandReplaysOfChangingRoutings) {
+  run(2, [](comm::Communicator& world, OnGpuRank place) {
+    const ExpertMap map(13, 2);
+    const EpLimits limits{.tokens = 300, .model = 48, .topk = 4};
+    EpGroup group = EpGroup::create(world, map, limits, options(place, "moe"));
+    Exact batch(place, map, limits);
+    std::mt19937 random(world.rank());
+    batch.add_tables(place, random, 61);
+    batch.run(group, random, limits.tokens, 8, place.stream);
+    place.stream.synchronize();
+    world.barrier();
+    const Graph graph(place.stream, [&] { batch.forward(group, limits.tokens, 8, place.stream); });
+    world.barrier();
+    for (int round = 0; round < 100000 && !HasFailure(); ++round) {
+      batch.reroute(random(), place.stream);
+      graph.launch(place.stream);
+      if (round % 500 == 0) batch.expect(place.stream);
+    }
+    batch.expect(place.stream);
+    group.check(group.epoch());
     group.close();
   });
 }

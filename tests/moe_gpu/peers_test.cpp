@@ -1,9 +1,8 @@
 // Expert parallelism of ranks that are threads and share one GPU, or two: the conformance suite,
-// several plans in flight, graphs, growth, faults. The host runs the same steps in
+// several plans in flight, graphs, growth. The host runs the same steps in
 // tests/moe/peers_test.cpp.
 #include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
-#include "moiety/comm/gpu_waits.h"
 #include "tests/moe/early_run.h"
 #include "tests/moe/ep_conformance.h"
 #include "tests/moe/ep_quantized.h"
@@ -30,14 +29,6 @@ class PeersGpu : public GpuTest, public testing::WithParamInterface<int> {
   void run(int ranks, const std::function<void(comm::Communicator&, OnGpuRank)>& body,
            comm::GpuTransport transport = comm::GpuTransport::kAuto) {
     run_on_gpus(gpus(), ranks, Seconds(20), body, transport);
-  }
-  // Whether kernels behind the rank's waits can see that one has failed.
-  static bool knows_of_fault(comm::Communicator& world, const OnGpuRank& place) {
-    for (const uint64_t* word : comm::fault_words(world)) {
-      const TensorView there(const_cast<uint64_t*>(word), DType::kUInt64, {1}, place.device());
-      if (*to_host(there, place.stream).data<uint64_t>() != 0) return true;
-    }
-    return false;
   }
   // What carries the operations of a communicator: NCCL, where each rank has a GPU.
   comm::GpuTransport carrier(int ranks) const {
@@ -206,59 +197,6 @@ TEST_P(PeersGpu, PlansInFlightEagerAndInOneGraphOverCollectives) {
         expect_plans_in_flight(world, place, how);
       },
       carrier(Step::kRanks));
-}
-
-// A rank that does not come is named after the deadline; the context, and another group, go on.
-TEST_P(PeersGpu, ALateRankAndAnotherOperationAreNamed) {
-  std::string late[Step::kRanks], other[Step::kRanks];
-  run(Step::kRanks, [&](comm::Communicator& world, OnGpuRank place) {
-    const int me = world.rank();
-    Twins twins(world, place);
-    const auto fail_with = [&](auto&& act, double deadline) {
-      EpGroup group = EpGroup::create(world, Step::map(), Step::kLimits, options(place, deadline));
-      twins.got[0]->prepare_plan(group, twins.at(), place.stream);
-      place.stream.synchronize();
-      world.barrier();
-      const std::string thrown = error_of([&] { act(group); });  // by an operation behind the first
-      place.stream.synchronize();
-      const std::string text = error_of([&] { group.check(); });
-      EXPECT_TRUE(thrown == "no error" || thrown == text) << thrown;
-      EXPECT_EQ(knows_of_fault(world, place), text != "no error");
-      world.barrier();
-      group.close();
-      return text;
-    };
-    late[me] = fail_with(
-        [&](EpGroup& group) {
-          if (me != 2) twins.got[0]->forward(group, twins.at(), place.stream);
-        },
-        0.5);
-    other[me] = fail_with(
-        [&](EpGroup& group) {
-          me == 1 ? twins.got[0]->backward(group, twins.at(), place.stream)
-                  : twins.got[0]->forward(group, twins.at(), place.stream);
-        },
-        10);
-    EpGroup fresh = EpGroup::create(world, Step::map(), Step::kLimits, options(place));
-    twins.run(fresh, place.stream);
-    fresh.check(fresh.epoch());
-    twins.expect_same(place);
-    fresh.close();
-  });
-  for (const int r : {0, 1}) {
-    const bool mine = late[r].find(text("ep dispatch, group \"moe\", epoch 2: rank {} waited 0.5 s "
-                                        "for rank 2, chunk 1 of ",
-                                        r)) == 0;
-    EXPECT_TRUE(mine ||
-                late[r] == text("ep, group \"moe\", epoch 2: stopped by rank {}, which waited "
-                                "for rank 2",
-                                1 - r))
-        << late[r];
-  }
-  for (const std::string& said : other) {
-    EXPECT_NE(said.find("rank 1 runs combine_backward(bf16, 80 B) of plan 1"), std::string::npos)
-        << said;
-  }
 }
 
 TEST_P(PeersGpu, ClosingReturnsAllMemory) {

@@ -2,7 +2,9 @@
 // of the conformance suite, through memory that they map and over their communicator, which is NCCL's
 // under --nccl. Processes that share a GPU take turns on it, some milliseconds each, so there are few
 // rows; compute-sanitizer runs HaveTheBitsOfAFewCases alone.
+#include "tests/moe/early_run.h"
 #include "tests/moe/ep_conformance.h"
+#include "tests/moe/ep_quantized.h"
 #include "tests/moe/ep_row_map.h"
 #include "tests/moe_gpu/ranks_on_gpu.h"
 #include "tests/support/gpu_test.h"
@@ -68,6 +70,39 @@ TEST_F(EpGpuRanks, HaveTheBitsOfTheOracle) {
 }
 TEST_F(EpGpuRanks, HaveTheBitsOfTheOracleOverCollectives) {
   run_cases(20, EpTransport::kCollectives);
+}
+
+TEST_F(EpGpuRanks, MoveQuantizedRows) {
+  if (over_nccl()) GTEST_SKIP() << "memory is not mapped";
+  const std::vector<quantized::Case> cases = quantized::all_cases();
+  for (size_t i = 0; i < cases.size() && !HasFailure(); i += 8) {
+    quantized::Case c = cases[i];
+    c.ranks = world().size();
+    c.tokens = std::min<int64_t>(c.tokens, 17);
+    c.model = std::min<int64_t>(c.model, 300);
+    c.experts = std::min(c.experts, 6);
+    conformance::shrink(c);
+    const quantized::Problem problem(c, static_cast<int>(i));
+    SCOPED_TRACE(text("rank {} of case {}: {}", world().rank(), i, c.describe()));
+    quantized::run_rank(world(), problem, EpTransport::kMapped, place());
+  }
+}
+
+TEST_F(EpGpuRanks, RowsMayComeBeforeCountsAreKnown) {
+  if (over_nccl()) GTEST_SKIP() << "memory is not mapped";
+  for (const int experts : {7, 1500}) {
+    const ExpertMap map(experts, world().size());
+    const Batch batch(map, std::vector<int64_t>(static_cast<size_t>(world().size()), 17), 4, 4, 200,
+                      1);
+    OnGpuRank here = place();
+    EpGroup group = EpGroup::create(world(), map, {.tokens = 40, .model = 200, .topk = 4},
+                                    {.name = "moe", .chunk_rows = 3, .device = here.device()});
+    EarlyRun<OnGpuRank> early(batch, world().rank(), batch.capacity, here);
+    for (int round = 0; round < 3; ++round) early.run(group, OverflowPolicy::kDrop, here.stream);
+    group.check(group.epoch());
+    early.expect("early");
+    group.close();
+  }
 }
 
 TEST_F(EpGpuRanks, BringRowsOnceByAMap) {

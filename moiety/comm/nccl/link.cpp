@@ -91,6 +91,8 @@ Link::Link(Communicator& comm, Device device, const GpuLinkOptions& options,
   if constexpr (kCudaBuilt) {
     if (on_gpu()) load_mark_kernels(), mapped::load_kernels(device.index);
   }
+  // Note [Events are made early] of mapped/link_cuda.cpp.
+  for (Event* event : {&before_, &after_, &last_, &marks_[0], &marks_[1]}) event->record(lane_);
   if (!group_) group_ = Group::join(functions, comm.bootstrap(), label(), device.index);
   warm_up();
   // Nobody enqueues an operation before all have allocated and loaded.

@@ -81,8 +81,11 @@ struct Control {
 
   // Changed by operations, in the order of the stream.
   Epoch epoch = 0;
+  int32_t in_half = 0;  // that of the epoch
   Entry entry;
-  Entry next;           // of the dispatch in a prepare_dispatch whose prepare runs
+  Entry next;  // of the dispatch in a prepare_dispatch whose prepare runs
+  // Its word: when rows may be pushed for it, and when that prepare's plan is settled; else 0.
+  uint64_t early = 0, settled = 0;
   uint32_t ticket = 0;  // the blocks of a grid that have done their part
   uint32_t pulls = 0;   // 1: homes read the rows of direct ranks in the operation that runs
   Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it
@@ -97,10 +100,21 @@ struct Control {
   // those without a row (EpLimits::peer_rows), and those from the first bad one to the batch's end.
   unsigned long long masked = 0, bad = 0, cut = 0, behind_bad = 0;
 
-  MOIETY_HD_INLINE int half() const { return static_cast<int>(epoch % depth); }
-  MOIETY_HD_INLINE int next_half() const { return static_cast<int>((epoch + 1) % depth); }
-  MOIETY_HD_INLINE int peer(int64_t i) const { return static_cast<int>((rank + 1 + i) % ranks); }
-  MOIETY_HD_INLINE int64_t chunks(int64_t rows) const { return ceil_div(rows, chunk_rows); }
+  MOIETY_HD_INLINE void begin_epoch() {
+    ++epoch;
+    in_half = static_cast<int32_t>(epoch % depth);
+  }
+  MOIETY_HD_INLINE int half() const { return in_half; }
+  MOIETY_HD_INLINE int next_half() const { return in_half + 1 < depth ? in_half + 1 : 0; }
+  // Peer i < ranks - 1.
+  MOIETY_HD_INLINE int peer(int64_t i) const {
+    const int r = rank + 1 + static_cast<int>(i);
+    return r < ranks ? r : r - ranks;
+  }
+  MOIETY_HD_INLINE int64_t chunks(int64_t rows) const {
+    const auto of = static_cast<uint32_t>(chunk_rows);
+    return (static_cast<uint32_t>(rows) + of - 1) / of;
+  }
   MOIETY_HD_INLINE uint64_t* word(int at, int64_t array, int64_t index) const {
     return reinterpret_cast<uint64_t*>(base_R[at] + array) + index;
   }
@@ -121,7 +135,10 @@ struct Control {
   MOIETY_HD_INLINE bool in_box(int at) const { return boxes && at != rank; }
   MOIETY_HD_INLINE std::byte* message(int at, int from) const {
     if (in_box(at)) return boxes + place(rank, at) * layout.message;
-    return base_R[at] + layout.meta + (half() * (ranks - 1) + place(at, from)) * layout.message;
+    return message_in(half(), at, from);
+  }
+  MOIETY_HD_INLINE std::byte* message_in(int half, int at, int from) const {
+    return base_R[at] + layout.meta + (half * (ranks - 1) + place(at, from)) * layout.message;
   }
   // Record j of sender `from`, of `stride` bytes.
   MOIETY_HD_INLINE std::byte* record(int at, int from, int64_t j, int64_t stride) const {
@@ -147,8 +164,9 @@ struct ChunkTask {
 // Task i of those of a rank: peers take turns, from the one behind this rank on, so that the ranks'
 // stores go to different receivers at a time.
 MOIETY_HD_INLINE ChunkTask chunk_task(int64_t i, int rank, int ranks) {
-  const int64_t peers = ranks - 1;
-  return {static_cast<int>((rank + 1 + i % peers) % ranks), i / peers};
+  const Split split(i, ranks - 1);
+  const int r = rank + 1 + static_cast<int>(split.rest);
+  return {r < ranks ? r : r - ranks, split.item};
 }
 
 // The first of `blocks` blocks of tokens that ends behind row `begin`; end(b) is the number of rows

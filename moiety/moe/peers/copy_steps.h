@@ -33,6 +33,8 @@ MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& r
 // Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
   static constexpr int kThreads = 256;
+  // A team's memory for the rows of a chunk.
+  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows; }
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -60,7 +62,9 @@ struct PushRows {
     const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
     if (begin >= n) return;
     const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
-    auto* token_of = team.template shared<int32_t>(0);  // of the chunk's rows; -1 for dead ones
+    // Of the rows, -1 for dead ones; and the slots that direct rows go to.
+    auto* token_of = team.template shared<int32_t>(0);
+    auto* slot_of = team.template shared<int32_t>(4 * c.chunk_rows);
     team.sync();
     team.each(count, [&](int64_t i) { token_of[i] = -1; });
     team.sync();
@@ -75,6 +79,14 @@ struct PushRows {
     }
     team.sync();
     const Direct direct = c.direct_R[r];
+    if (direct) {
+      team.each_warp(count, [&](auto& warp, int64_t i) {
+        if (token_of[i] < 0) return;
+        const int32_t slot = primary_slot(warp, token_of[i], r);
+        warp.one([&] { slot_of[i] = slot; });
+      });
+      team.sync();
+    }
     const RowPart data = rows.data_for(direct);
     const RecordPlaces& places = direct ? rows.direct : rows.staged;
     const int64_t pieces = CopyRows::pieces(data);
@@ -84,17 +96,18 @@ struct PushRows {
       if (t < 0) return;
       std::byte* const record = c.record(r, c.rank, begin + split.item, places.record);
       store_piece(warp, plan, rows, data, t, split.rest,
-                  {direct ? direct.row(primary_slot(warp, t, r)) : record, record, &places});
+                  {direct ? direct.row(slot_of[split.item]) : record, record, &places});
     });
     team.sync();
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
   // The slot of the first live pair of token t at rank r.
   template <class Warp>
-  MOIETY_STEP int64_t primary_slot(Warp& warp, int64_t t, int r) const {
+  MOIETY_STEP int32_t primary_slot(Warp& warp, int64_t t, int r) const {
     const int32_t *slot_K = plan.slot_TK + t * plan.topk, *owner_K = plan.owner_TK + t * plan.topk;
-    return warp.live(plan.topk, [&](int64_t k) { return owner_K[k] == r ? slot_K[k] : -1; })
-        .first();
+    const auto live =
+        warp.live(plan.topk, [&](int64_t k) { return owner_K[k] == r ? slot_K[k] : int32_t{-1}; });
+    return static_cast<int32_t>(live.first());
   }
 };
 
@@ -104,18 +117,25 @@ struct Taken {
 };
 
 // Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
-// taken, spread over the grid.
+// taken, spread over the grid. Returns how often it is called.
 template <class Team, class Use>
-MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
-                              Use&& use) {
+MOIETY_STEP int64_t for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
+                                 Use&& use) {
+  int64_t calls = 0;
   for (int n = 0; n < plan.ranks; ++n) {
     const int s = (plan.rank + n) % plan.ranks;
     if (!(n == 0 ? taken.own : taken.peers)) continue;
-    team.grid_warps(plan.rows(s, plan.rank) * each, [&](auto& warp, int64_t i) {
-      const Split split(i, each);
-      use(warp, s, split.item, split.rest);
-    });
+    const int64_t of = plan.rows(s, plan.rank) * each;
+    team.grid_warps(
+        of,
+        [&](auto& warp, int64_t i) {
+          const Split split(i, each);
+          use(warp, s, split.item, split.rest);
+        },
+        calls);
+    calls += of;
   }
+  return calls;
 }
 
 // Zeroes a piece of a row, the first with all that is beside the data.
@@ -134,23 +154,29 @@ MOIETY_STEP void zero_piece(Warp& warp, const CopyRows& rows, int64_t place, int
 }
 
 // Zeroes the rows and values of slots that no row has; by a map only the values. A warp has a piece
-// of 32 slots.
+// of up to 32 slots, of fewer where there are enough warps.
 template <class Team>
-MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows) {
+MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& rows,
+                            int64_t before) {
   const int64_t end = rows.tail ? plan.capacity : plan.info[kInfoPadded], pieces = rows.pieces();
-  team.grid_warps(ceil_div(end, 32) * pieces, [&](auto& warp, int64_t task) {
-    const Split split(task, pieces);
-    const int64_t first = 32 * split.item, n = end - first < 32 ? end - first : 32;
-    warp.find(
-        n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
-        [&](int64_t i) {
-          const int64_t slot = first + i;
-          if (!rows.source) zero_piece(warp, rows, slot, split.rest);
-          if (rows.has_values && split.rest == 0) {
-            warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
-          }
-        });
-  });
+  const int64_t all = ceil_div(end * pieces, team.blocks() * team.warps());
+  const int64_t most = all < 4 ? 4 : all < 32 ? all : 32;
+  team.grid_warps(
+      ceil_div(end, most) * pieces,
+      [&](auto& warp, int64_t task) {
+        const Split split(task, pieces);
+        const int64_t first = most * split.item, n = end - first < most ? end - first : most;
+        warp.find(
+            n, [&](int64_t i) { return plan.slot_row[first + i] < 0; },
+            [&](int64_t i) {
+              const int64_t slot = first + i;
+              if (!rows.source) zero_piece(warp, rows, slot, split.rest);
+              if (rows.has_values && split.rest == 0) {
+                warp.one([&] { store(rows.values + slot * rows.value_stride, uint32_t{0}); });
+              }
+            });
+      },
+      before);
 }
 
 // Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
@@ -165,9 +191,10 @@ struct ExpandRows {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    for_received(team, plan, taken, rows.pieces(),
-                 [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
-    if (taken.own) zero_empty(team, plan, rows);
+    const int64_t taken_pieces = for_received(
+        team, plan, taken, rows.pieces(),
+        [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
+    if (taken.own) zero_empty(team, plan, rows, taken_pieces);
   }
 
  private:
@@ -194,8 +221,14 @@ struct ExpandRows {
     if (!direct) {
       put(0, from(0), piece);
     } else if (live.count() > 1) {
-      // Its data lies in its first slot, which gets the same bytes.
-      put(0, rows.part[0].to + live.first() * rows.part[0].to_stride, piece);
+      // Its data lies in its first slot.
+      const RowPart& p = rows.part[0];
+      const int64_t first = live.first();
+      move_piece(warp, p, p.to + first * p.to_stride, piece, [&](auto&& store) {
+        live.each([&](int, int64_t slot) {
+          if (slot != first) store(p.to + slot * p.to_stride);
+        });
+      });
     }
     if (piece > 0) return;
     for (int i = 1; i < rows.parts; ++i) {

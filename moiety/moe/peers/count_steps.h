@@ -77,6 +77,7 @@ struct Errors {
   }
   template <class Team>
   MOIETY_STEP void add_up(Team& team, Control& c) const {
+    if (!team.any(masked + bad > 0)) return;
     const int64_t all = team.total(int64_t{bad} << 32 | masked);
     team.one([&] {
       if (all == 0) return;
@@ -89,12 +90,10 @@ struct Errors {
 // Marks that no slot has a row yet.
 template <class Team>
 MOIETY_STEP void clear_slots(Team& team, const PlanView& plan) {
-  for (int64_t first = team.block() * kTokenBlock; first < plan.capacity;
-       first += team.blocks() * kTokenBlock) {
-    const int64_t left = plan.capacity - first;
-    team.each(left < kTokenBlock ? left : kTokenBlock,
-              [&](int64_t i) { plan.slot_row[first + i] = -1; });
-  }
+  team.grid_warps(ceil_div(plan.capacity, 32), [&](auto& warp, int64_t i) {
+    const int64_t first = 32 * i, left = plan.capacity - first;
+    warp.each(left < 32 ? left : 32, [&](int64_t j) { plan.slot_row[first + j] = -1; });
+  });
 }
 
 // Counts the rows for each rank of every block of tokens, and the batch's errors; its pairs, too,

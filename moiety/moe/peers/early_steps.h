@@ -8,122 +8,128 @@
 
 namespace moiety::moe::peers {
 
-// Takes the next two epochs; returns when all peers have read what this rank's stores in both will
-// overwrite.
-struct EnterEarly {
-  static constexpr int kThreads = 64;
+// All of prepare_dispatch but for the taking of rows. The first block enters both epochs, numbers rows
+// and pairs, sends prepare's messages, settles the plan with those of the peers, and waits for all
+// rows. The others push the rows, also those that turn out dead, when the first one has entered, and
+// find the slots when it has settled the plan: all of them may wait at the same time. The credits for
+// both epochs are given when the rows are taken.
+template <bool many>
+struct Early {
+  static constexpr int kThreads = NumberPairs<many>::kThreads, kPushers = 7;
+  static constexpr bool kTogether = true;
   Control* control;
   uint32_t prepare, dispatch;  // signatures
   int64_t row_bytes;
   Epoch plan;
+  PrepareView p;
+  CopyRows rows;
+
+  // The memory of a team: the ranks of tokens, then, of one that pushes, the tokens of each rank's
+  // rows, and how many they are.
+  static constexpr int64_t kTokens = 8 * kTokenBlock;
+  static constexpr int64_t counts(int64_t ranks) { return kTokens + 2 * kTokenBlock * ranks; }
+  static constexpr int64_t shared_bytes(int64_t topk, int64_t experts, int64_t ranks) {
+    const int64_t lead = NumberPlaces(topk, experts, kThreads / 32).bytes;
+    const int64_t push = counts(ranks) + 4 * ranks, more = lead > push ? lead : push;
+    return more > trim_bytes(experts) ? more : trim_bytes(experts);
+  }
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
+    if (team.block() > 0) {
+      Team pushing = team.part(1, team.blocks() - 1);
+      return push(pushing, c);
+    }
+    Team alone = team.part(0, 1);
+    if (enter(alone, c)) lead(alone, c);
+  }
+
+ private:
+  template <class Team>
+  MOIETY_STEP bool enter(Team& team, Control& c) const {
     const bool entered = enter_epochs(team, c, 1, [&] {
       c.pulls = 0;
       c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
       c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
     });
-    if (!entered) return;
-    team.each(2 * (c.ranks - 1), [&](int64_t i) {
-      const bool next = i >= c.ranks - 1;
-      post_entry(c, c.peer(i % (c.ranks - 1)), next ? c.next_half() : c.half(),
-                 next ? c.next : c.entry, {});
-    });
+    if (!entered) return false;
+    team.one([&] { store_relaxed(&c.early, c.next.word); });
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
-  }
-};
-
-// The first block numbers rows and pairs and sends prepare's messages; the others push all rows,
-// also those that turn out dead.
-template <bool many>
-struct PushEarly {
-  static constexpr int kThreads = NumberPairs<many>::kThreads;
-  Control* control;
-  PrepareView p;
-  CopyRows rows;
-
-  // The memory of a team: the ranks of tokens, then, of one that pushes, the tokens of a chunk.
-  static constexpr int64_t kTokens = 8 * kTokenBlock, kNumber = kTokens + 4 * kTokenBlock;
-
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
-    if (failed(team, c)) return;
-    if (team.block() == 0) {
-      Team part = team.part(0, 1);
-      NumberPairs<many>{control, p, true}(part);
-      team.sync();
-      ExchangeHeads{control, p, true, false}(part);
-      return;
-    }
-    find_pairs(team, c, p, 0, [](int64_t, int64_t) {});
-    const int64_t most = p.plan.tokens < p.plan.rows_max ? p.plan.tokens : p.plan.rows_max;
-    const int64_t tasks = c.chunks(most) * (c.ranks - 1);
-    for (int64_t i = team.block() - 1; i < tasks; i += team.blocks() - 1) {
-      push(team, c, chunk_task(i, c.rank, c.ranks));
-    }
+    return true;
   }
 
- private:
   template <class Team>
-  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task) const {
-    const int r = task.peer;
-    const int64_t begin = task.chunk * c.chunk_rows;
-    const int64_t end =
-        begin + c.chunk_rows < p.plan.rows_max ? begin + c.chunk_rows : p.plan.rows_max;
-    const auto* ranks = team.template shared<Ranks>(0);
-    auto* token_of = team.template shared<int32_t>(kTokens);
-    auto* count = team.template shared<int64_t>(kNumber);  // of the chunk's rows
+  MOIETY_STEP void lead(Team& team, Control& c) const {
+    NumberPairs<many>{control, p, true}(team);
     team.sync();
-    team.each_warp(1, [&](auto& warp, int64_t) {
-      const int64_t n = warp.number(
-          p.plan.tokens, [&](int64_t t) { return (ranks[t] >> r & 1) != 0; },
-          [&](int64_t t, int64_t row) {
-            if (row >= begin && row < end) token_of[row - begin] = static_cast<int32_t>(t);
-          });
-      warp.one([&] { *count = (n < end ? n : end) - begin; });
+    ExchangeHeads{control, p, true, false}(team);
+    // By other threads than those that told of the first entry, who wait until it has arrived.
+    constexpr int64_t kOthers = 128;
+    team.each(kOthers + c.ranks - 1, [&](int64_t i) {
+      if (i < kOthers) return;
+      const int r = c.peer(i - kOthers);
+      store_entry(c, r, c.next_half(), c.next, {});
+      post_head(c, r, c.next_half(), c.next);
     });
-    team.sync();
-    if (*count <= 0) return;
-    const int64_t pieces = rows.pieces();
-    team.each_warp(*count * pieces, [&](auto& warp, int64_t i) {
-      const Split split(i, pieces);
-      std::byte* const record =
-          c.record_in(c.next_half(), r, c.rank, begin + split.item, rows.staged.record);
-      store_piece(warp, p.plan, rows, rows.part[0], token_of[split.item], split.rest,
-                  {record, record, &rows.staged});
-    });
-    team.sync();
-    team.one(
-        [&] { store_release(c.ready_word_in(c.next_half(), r, c.rank, task.chunk), c.next.word); });
-  }
-};
-
-// Waits for the heads of all ranks and ends prepare, with the slots; then waits for all rows. One
-// block.
-struct SettleEarly {
-  static constexpr int kThreads = SettlePlan::kThreads;
-  Control* control;
-  PrepareView p;
-
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
     SettlePlan{{control, p, false, true}}(team);
-    team.sync();
-    FindSlots{control, p}(team);
-    team.sync();
     if (failed(team, c)) return;
-    give_credits(team, c);
-    team.sync();
     team.one([&] {
-      ++c.epoch;
+      store_release_here(&c.settled, c.next.word);
+      c.begin_epoch();
       c.entry = c.next;
     });
     team.sync();
     Await{control, p.plan, false}(team);
+  }
+
+  // Returns when the first block has stored `word`; false if the group has failed.
+  template <class Team>
+  MOIETY_STEP bool come_to(Team& team, const Control& c, const uint64_t& word) const {
+    team.one([&] {
+      while (load_acquire(&word) == 0 && look(&c.failed) == 0) pause();
+    });
+    return !failed(team, c);
+  }
+  template <class Team>
+  MOIETY_STEP void push(Team& team, const Control& c) const {
+    find_pairs(team, c, p, 0, [](int64_t, int64_t) {});
+    const auto* ranks = team.template shared<Ranks>(0);
+    auto* token_RJ = team.template shared<uint16_t>(kTokens);
+    auto* rows_R = team.template shared<int32_t>(counts(c.ranks));
+    team.each_warp(c.ranks, [&](auto& warp, int64_t r) {
+      const int64_t n = warp.number(
+          r == c.rank ? 0 : p.plan.tokens, [&](int64_t t) { return (ranks[t] >> r & 1) != 0; },
+          [&](int64_t t, int64_t j) { token_RJ[r * kTokenBlock + j] = static_cast<uint16_t>(t); });
+      warp.one(
+          [&] { rows_R[r] = static_cast<int32_t>(n < p.plan.rows_max ? n : p.plan.rows_max); });
+    });
+    if (!come_to(team, c, c.early)) return;
+    const uint64_t word = load_acquire(&c.early);
+    const int half = static_cast<int>(epoch_of(word) % c.depth);
+    int64_t most = 0;
+    for (int r = 0; r < c.ranks; ++r) most = rows_R[r] > most ? rows_R[r] : most;
+    // This team's tasks lie together, so that all of its warps have some.
+    const int64_t tasks = c.chunks(most) * (c.ranks - 1), of = ceil_div(tasks, team.blocks());
+    const int64_t first = of * team.block(), left = tasks - first, n = left < of ? left : of;
+    const int64_t pieces = rows.pieces();
+    team.each_warp(n * c.chunk_rows * pieces, [&](auto& warp, int64_t i) {
+      const Split piece(i, pieces), row(piece.item, c.chunk_rows);
+      const ChunkTask task = chunk_task(first + row.item, c.rank, c.ranks);
+      const int64_t j = task.chunk * c.chunk_rows + row.rest;
+      if (j >= rows_R[task.peer]) return;
+      std::byte* const record = c.record_in(half, task.peer, c.rank, j, rows.staged.record);
+      store_piece(warp, p.plan, rows, rows.part[0], token_RJ[task.peer * kTokenBlock + j],
+                  piece.rest, {record, record, &rows.staged});
+    });
+    team.sync();
+    team.each(n, [&](int64_t i) {
+      const ChunkTask task = chunk_task(first + i, c.rank, c.ranks);
+      if (task.chunk * c.chunk_rows >= rows_R[task.peer]) return;
+      store_release(c.ready_word_in(half, task.peer, c.rank, task.chunk), word);
+    });
+    if (!come_to(team, c, c.settled)) return;
+    FindSlots{control, p, static_cast<int>((epoch_of(word) - 1) % c.depth)}(team);
   }
 };
 

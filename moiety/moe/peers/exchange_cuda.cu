@@ -24,6 +24,8 @@ template <class Step>
 constexpr int kResident<Last<Step>> = kResident<Step>;
 template <class Own>
 constexpr int kResident<PushBeside<Own>> = kResident<Own>;
+template <class Step>
+constexpr int kResident<ThenAwait<Step>> = kResident<Step>;
 
 template <class Step>
 __global__ void __launch_bounds__(Step::kThreads, kResident<Step>)
@@ -52,8 +54,8 @@ void load_kernels() {
 }
 template <class T>
 void load_sums() {
-  load_kernels<PushSums<T>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>, Last<ScaleRows<T>>,
-               PushBeside<ScaleRows<T>>>();
+  load_kernels<ThenAwait<PushSums<T>>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>,
+               Last<ScaleRows<T>>, ThenAwait<PushBeside<ScaleRows<T>>>>();
 }
 
 comm::FaultPages<FaultPage>& fault_pages() {
@@ -73,9 +75,9 @@ class CudaMachine {
     const CudaDeviceGuard guard(device);
     multiprocessors_ = gpu_properties(device).multiprocessors;
     load_kernels<Greet, Arrive, SetApart, Join, Enter, Await, AwaitReaders, TakeReport,
-                 PushBeside<ExpandRows>, Last<ExpandRows>, ZeroPlaces, CountRows, AddBlocks,
-                 CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads, SettlePlan,
-                 Last<FindSlots>, EnterEarly, PushEarly<false>, PushEarly<true>, SettleEarly>();
+                 ThenAwait<PushBeside<ExpandRows>>, Last<ExpandRows>, ZeroPlaces, CountRows,
+                 AddBlocks, CountPairs, NumberPairs<false>, NumberPairs<true>, ExchangeHeads,
+                 SettlePlan, Last<FindSlots>, Early<false>, Early<true>>();
     load_sums<bf16>();
     load_sums<fp16>();
     load_sums<float>();

@@ -40,15 +40,24 @@ struct OwnRows {
   MOIETY_HD_INLINE bool direct() const { return address != kStaged; }
 };
 
-// Tells rank r of this rank's entry.
-MOIETY_STEP void post_entry(const Control& c, int r, int half, const Entry& entry,
-                            const OwnRows& own) {
+// Tells rank r of this rank's entry, which it may read when the head is there.
+MOIETY_STEP void store_entry(const Control& c, int r, int half, const Entry& entry,
+                             const OwnRows& own) {
   const auto word = [&](int64_t array) { return c.word(r, array, half * c.ranks + c.rank); };
   store_relaxed(word(c.layout.addr), own.address);
   store_relaxed(word(c.layout.pitch), uint64_t(own.pitch));
   store_relaxed(word(c.layout.width), uint64_t(entry.row_bytes));
   store_relaxed(word(c.layout.plan), uint64_t(entry.plan));
-  store_release(word(c.layout.head), entry.word);
+}
+MOIETY_STEP void post_head(const Control& c, int r, int half, const Entry& entry) {
+  store_release(c.word(r, c.layout.head, half * c.ranks + c.rank), entry.word);
+}
+template <class Team>
+MOIETY_STEP void post_entries(Team& team, const Control& c, const OwnRows& own) {
+  team.each(c.ranks - 1, [&](int64_t i) {
+    store_entry(c, c.peer(i), c.half(), c.entry, own);
+    post_head(c, c.peer(i), c.half(), c.entry);
+  });
 }
 
 // Takes the next epoch, whose words `begin` sets; returns when all peers have read what this rank's
@@ -56,7 +65,7 @@ MOIETY_STEP void post_entry(const Control& c, int r, int half, const Entry& entr
 template <class Team, class Begin>
 MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin) {
   team.one([&] {
-    ++c.epoch;
+    c.begin_epoch();
     begin();
     if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
     if (look(&c.failed) == 0) poisoned(c);
@@ -68,14 +77,17 @@ MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin
     const int r = c.peer(i);
     wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch + ahead - c.depth, {.from = r});
   });
-  end_waits(team, c, start);
   if (failed(team, c)) return false;
-  team.one([&] { c.entered_ns = nanoseconds(); });
+  team.one([&] {
+    count_wait(c, start);
+    c.entered_ns = nanoseconds();
+  });
   return true;
 }
 
-// Takes the next epoch; returns when all peers have read what this rank's stores will overwrite,
-// and where rows may be direct, when all have said whether theirs are.
+// Takes the next epoch; returns when all peers have read what this rank's stores will overwrite. Where
+// rows may be direct it tells of its entry, and returns when all have said whether theirs are; else
+// the entry is told later, by what stores.
 struct Enter {
   static constexpr int kThreads = 64;
   Control* control;
@@ -93,16 +105,16 @@ struct Enter {
       c.pulls = pulls;
     });
     if (!entered) return;
-    team.each(c.ranks - 1, [&](int64_t i) { post_entry(c, c.peer(i), c.half(), c.entry, own); });
+    if (!may_be_direct) return team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
+    post_entries(team, c, own);
     const uint64_t posted = nanoseconds();
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = find_direct(c, static_cast<int>(r)); });
-    if (!may_be_direct) return;
     end_waits(team, c, posted);
   }
 
  private:
   MOIETY_STEP Direct find_direct(Control& c, int r) const {
-    if (!may_be_direct || (r != c.rank && !meet(c, r))) return {};
+    if (r != c.rank && !meet(c, r)) return {};
     const bool mine = r == c.rank;
     const uint64_t address =
         mine ? own.address : load_relaxed(c.entry_word(c.rank, c.layout.addr, r));
@@ -130,10 +142,11 @@ struct Await {
       const int s = c.peer(i);
       const int64_t rows = home ? plan.rows(c.rank, s) : plan.rows(s, c.rank);
       const int64_t of = c.pulled(s) ? 0 : c.chunks(rows);
-      team.each(of, [&](int64_t chunk) {
+      team.each(of > 0 ? of : 1, [&](int64_t chunk) {
         if (look(&c.failed) != 0) return;
-        wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits, c.epoch,
-             {.from = s, .chunk = chunk, .of = of});
+        const bool came = chunk >= of || wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits,
+                                              c.epoch, {.from = s, .chunk = chunk, .of = of});
+        if (came && chunk == 0) meet(c, s);
       });
     }
     team.sync();
@@ -141,13 +154,32 @@ struct Await {
       c.rows_ns = nanoseconds() - c.entered_ns;
       count_wait(c, start);
     });
-    team.each(c.ranks - 1, [&](int64_t i) {
-      if (look(&c.failed) == 0) meet(c, c.peer(i));
-    });
   }
 };
 
-// Says that everything that peers sent in this epoch has been read.
+// A step that stores for peers, whose last block then waits for what they store, if it `awaits`. It
+// also tells them of this rank's entry, unless it has been told.
+template <class Step>
+struct ThenAwait {
+  static constexpr int kThreads = Step::kThreads;
+  Step step;
+  Await await;
+  bool told, awaits;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    const Control& c = *await.control;
+    if (!told && team.block() + 1 == team.blocks() && !failed(team, c)) post_entries(team, c, {});
+    step(team);
+    if (!awaits) return;
+    team.sync();
+    bool last = false;
+    team.one([&] { last = comes_last(&await.control->ticket, team.blocks()); });
+    if (team.any(last)) await(team);
+  }
+};
+
+// Says that everything that peers sent up to this epoch has been read.
 template <class Team>
 MOIETY_STEP void give_credits(Team& team, const Control& c) {
   team.each(c.ranks - 1, [&](int64_t i) {
@@ -188,7 +220,9 @@ struct Last {
     team.sync();
     bool last = false;
     team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
-    if (team.any(last) && look(&c.failed) == 0) give_credits(team, c);
+    if (!team.any(last)) return;
+    team.one([&] { c.early = c.settled = 0; });
+    if (look(&c.failed) == 0) give_credits(team, c);
   }
 };
 

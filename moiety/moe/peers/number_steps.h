@@ -62,12 +62,7 @@ struct NumberPairs {
       team.each(pairs, [&](int64_t i) {
         plan.slot_TK[first * topk + i] = expert_P[i] < 0 ? -1 : number_P[i];
       });
-      team.each_warp(tokens, [&](auto& warp, int64_t i) {
-        for (int r = 0; r < c.ranks; ++r) {
-          if (r == c.rank || (ranks[i] >> r & 1) == 0) continue;
-          send(warp, c, r, first + i, expert_P + i * topk, number_P + i * topk);
-        }
-      });
+      team.each(pairs, [&](int64_t i) { send(c, first, i, ranks, expert_P[i], number_P[i]); });
     }
   }
 
@@ -96,60 +91,71 @@ struct NumberPairs {
     });
     team.sync();
   }
-  // A warp has a run of the pairs. They are counted, so that it knows those before its own, and then
-  // numbered. The team meets behind it.
+  // A warp has a run of the pairs. It numbers them from 0 on; what pairs of the runs before count is
+  // added. The team meets behind it.
   template <class Team>
   MOIETY_STEP void number_pairs(Team& team, const Control& c, int64_t b, int64_t pairs) const {
-    const NumberPlaces at(p.plan.topk, c.experts, team.warps());
+    const int experts = c.experts;
+    const NumberPlaces at(p.plan.topk, experts, team.warps());
     const auto* expert_P = team.template shared<int16_t>(at.kExperts);
     auto* number_P = team.template shared<int32_t>(at.numbers);
     auto* before_WE = team.template shared<uint16_t>(at.before);
     const int64_t warps = team.warps(), run = round_up(ceil_div(pairs, warps), 32);
-    const auto in_runs = [&](auto&& take) {
-      team.each_warp(warps, [&](auto& warp, int64_t w) {
-        uint16_t* const before_E = before_WE + w * c.experts;
-        const int64_t end = (w + 1) * run;
-        warp.same(
-            w * run, end < pairs ? end : pairs, [&](int64_t i) { return int{expert_P[i]}; },
-            [&](int64_t i, int e, int number) { take(i, e, before_E[e] + number); },
-            [&](int e, int n) { before_E[e] = static_cast<uint16_t>(before_E[e] + n); });
-      });
-      team.sync();
-    };
-    team.each(warps * c.experts, [&](int64_t i) { before_WE[i] = 0; });
+    team.each_warp(warps, [&](auto& warp, int64_t w) {
+      uint16_t* const count_E = before_WE + w * experts;
+      warp.each(experts, [&](int64_t e) { count_E[e] = 0; });
+      warp.sync();
+      const int64_t end = (w + 1) * run;
+      warp.same(
+          w * run, end < pairs ? end : pairs, [&](int64_t i) { return int{expert_P[i]}; },
+          [&](int64_t i, int e, int number) { number_P[i] = count_E[e] + number; },
+          [&](int e, int n) { count_E[e] = static_cast<uint16_t>(count_E[e] + n); });
+    });
     team.sync();
-    in_runs([](int64_t, int, int) {});
-    team.each(c.experts, [&](int64_t e) {
+    team.each(experts, [&](int64_t e) {
+      constexpr int kTogether = 8;  // counts that wait for memory together
       int sum = 0;
-      for (int64_t w = 0; w < warps; ++w) {
-        uint16_t& before = before_WE[w * c.experts + e];
-        const int count = before;
-        before = static_cast<uint16_t>(sum);
-        sum += count;
+      for (int64_t w = 0; w < warps; w += kTogether) {
+        uint16_t* const before_W = before_WE + w * experts + e;
+        uint16_t count_W[kTogether] = {};
+        MOIETY_UNROLL
+        for (int i = 0; i < kTogether; ++i) {
+          if (w + i < warps) count_W[i] = before_W[i * experts];
+        }
+        MOIETY_UNROLL
+        for (int i = 0; i < kTogether; ++i) {
+          if (w + i < warps) before_W[i * experts] = static_cast<uint16_t>(sum);
+          sum += count_W[i];
+        }
       }
       if (alone) count_pairs(c, e, sum);
     });
     team.sync();
-    const int32_t* const ended = b == 0 ? nullptr : p.plan.pair_end_BE + (b - 1) * c.experts;
-    in_runs([&](int64_t i, int e, int number) { number_P[i] = (ended ? ended[e] : 0) + number; });
+    const int32_t* const ended = b == 0 ? nullptr : p.plan.pair_end_BE + (b - 1) * experts;
+    team.each(pairs, [&](int64_t i) {
+      const int e = expert_P[i];
+      if (e < 0) return;
+      number_P[i] += before_WE[Split(i, run).item * experts + e] + (ended ? ended[e] : 0);
+    });
+    team.sync();
   }
 
-  template <class Warp>
-  MOIETY_STEP void send(Warp& warp, const Control& c, int r, int64_t t, const int16_t* expert_K,
-                        const int32_t* number_K) const {
-    std::byte* out = c.message(r, c.rank) + head_bytes(c.experts, c.ranks) +
-                     p.plan.row_TR[t * c.ranks + r] * routing_bytes(p.plan.topk);
-    warp.each(2 * int64_t{p.plan.topk} + 2, [&](int64_t i) {
-      const int64_t k = i / 2 - 1;
-      int32_t value = i == 0 ? static_cast<int32_t>(t) : 0;
-      if (k >= 0) {
-        const int e = expert_K[k];
-        const bool here = e >= 0 && c.map.owner_E[e] == r;
-        const int32_t choice[2] = {here ? c.map.local_E[e] : -1, here ? number_K[k] : 0};
-        value = choice[i % 2];
-      }
-      store(out + 4 * i, value);
-    });
+  // Stores what the records of its token say of pair i of the block that begins with token `first`,
+  // and with the first pair the token. A record is that of a row for a peer.
+  MOIETY_STEP void send(const Control& c, int64_t first, int64_t i, const Ranks* ranks, int expert,
+                        int32_t number) const {
+    const Split pair(i, p.plan.topk);
+    const int owner = expert < 0 ? -1 : c.map.owner_E[expert];
+    const int32_t local = expert < 0 ? -1 : c.map.local_E[expert];
+    const int64_t t = first + pair.item;
+    for (int r = 0; r < c.ranks; ++r) {
+      if (r == c.rank || (ranks[pair.item] >> r & 1) == 0) continue;
+      std::byte* const out = c.message(r, c.rank) + head_bytes(c.experts, c.ranks) +
+                             p.plan.row_TR[t * c.ranks + r] * routing_bytes(p.plan.topk);
+      const Choice choice = owner == r ? Choice{local, number} : Choice{};
+      store(out + 8 * (pair.rest + 1), choice);
+      if (pair.rest == 0) store(out, Choice{static_cast<int32_t>(t), 0});
+    }
   }
 };
 

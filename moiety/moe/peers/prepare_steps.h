@@ -5,7 +5,8 @@
 
 namespace moiety::moe::peers {
 
-// Exchanges heads and counts with all peers. One block. Over collectives the two halves are steps.
+// Exchanges heads and counts with all peers, and tells them of this rank's entry. One block. Over
+// collectives the two halves are steps.
 struct ExchangeHeads {
   static constexpr int kThreads = 512;
   Control* control;
@@ -42,8 +43,14 @@ struct ExchangeHeads {
       for_words(team, c, c.rank, [&](int32_t* here, int64_t at) { store(out + at, *here); });
     }
     team.sync();
-    team.each(c.ranks - 1, [&](int64_t i) {
-      store_release(c.ready_word(c.peer(i), c.rank, c.layout.chunks), c.entry.word);
+    team.each(2 * (c.ranks - 1), [&](int64_t i) {
+      const int r = c.peer(i / 2);
+      if (i % 2 == 0) {
+        store_release(c.ready_word(r, c.rank, c.layout.chunks), c.entry.word);
+      } else {
+        store_entry(c, r, c.half(), c.entry, {});
+        post_head(c, r, c.half(), c.entry);
+      }
     });
   }
   template <class Team>
@@ -121,16 +128,6 @@ struct SettlePlan {
     heads(team);
     if (failed(team, c)) return;
     TrimExperts{p}(team, c);
-    const PlanView& plan = p.plan;
-    const Scratch& at = c.scratch;
-    const int32_t* experts = c.map.by_owner_E + c.map.begin_R[c.rank];
-    team.each(c.map.count(c.rank), [&](int64_t i) {
-      const int e = experts[i];
-      plan.rows_before[i] = at.count_E[e];
-      plan.rows_real[i] = at.kept_E[e];
-      plan.rows_padded[i] = round_up(at.kept_E[e], plan.alignment);
-      plan.offset[i] = at.offset_E[e];
-    });
     team.one([&] { write_info(c); });
   }
 
@@ -202,6 +199,7 @@ struct FindSlots {
   static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
+  int half = -1;  // where messages lie; -1: in that of the epoch
 
   // The tokens or rows that a block of so many threads takes at a time.
   MOIETY_HD_INLINE static int64_t tile(int64_t threads, int topk) { return threads / topk; }
@@ -213,12 +211,14 @@ struct FindSlots {
     const PlanView& plan = p.plan;
     const bool lost = plan.info[kInfoGroupDropped] > 0;
     const int64_t tile = FindSlots::tile(32 * team.warps(), plan.topk);
-    const auto for_tiles = [&](int64_t n, auto&& take) {
-      for (int64_t first = team.block() * tile; first < n; first += team.blocks() * tile) {
+    // The tiles of each rank begin with another block, as there may be few.
+    const auto for_tiles = [&](int64_t shift, int64_t n, auto&& take) {
+      const auto begin = Split(team.block() + shift, team.blocks()).rest;
+      for (int64_t first = begin * tile; first < n; first += team.blocks() * tile) {
         take(first, n - first < tile ? n - first : tile);
       }
     };
-    for_tiles(plan.tokens, [&](int64_t first, int64_t n) {
+    for_tiles(0, plan.tokens, [&](int64_t first, int64_t n) {
       team.each(n * plan.topk, [&](int64_t i) { find_own(c, first * plan.topk + i); });
       if (!lost) return;
       team.sync();
@@ -226,7 +226,7 @@ struct FindSlots {
     });
     for (int s = 0; s < c.ranks; ++s) {
       if (s == c.rank) continue;
-      for_tiles(plan.rows(s, c.rank), [&](int64_t first, int64_t n) {
+      for_tiles(s + 1, plan.rows(s, c.rank), [&](int64_t first, int64_t n) {
         team.each(n * plan.topk, [&](int64_t i) {
           const Split pair(i, plan.topk);
           find_received(c, s, first + pair.item, pair.rest);
@@ -267,8 +267,8 @@ struct FindSlots {
   }
   MOIETY_STEP void find_received(const Control& c, int s, int64_t j, int64_t k) const {
     const PlanView& plan = p.plan;
-    const std::byte* in =
-        c.message(c.rank, s) + head_bytes(c.experts, c.ranks) + j * routing_bytes(plan.topk);
+    const std::byte* in = c.message_in(half < 0 ? c.half() : half, c.rank, s) +
+                          head_bytes(c.experts, c.ranks) + j * routing_bytes(plan.topk);
     const int32_t local = load<int32_t>(in + 8 + 8 * k), number = load<int32_t>(in + 12 + 8 * k);
     if (k == 0) plan.token(s, j) = load<int32_t>(in);
     const int32_t slot =

@@ -9,7 +9,8 @@
 //   warps()              the number of its warps
 //   each(n, f)           f(i) for i < n, spread over the threads
 //   each_warp(n, f)      f(warp, i) for i < n, spread over the warps
-//   grid_warps(n, f)     the same, spread over the warps of all teams of the grid
+//   grid_warps(n, f, before)   the same, spread over the warps of all teams of the grid, as if they
+//                        had had so many before
 //   one(f)               f() on one thread
 //   sync()               a barrier of the team, which brings stores before it to all of its threads
 //   any(x)               a barrier; whether x is true on any thread
@@ -30,6 +31,7 @@
 //   find(n, has, f)      f(i) on all lanes for every i < n with has(i), in order
 //   prefix(n, f, use)    use(i, sum of f(i') over i' <= i), int32, on one lane for each i < n; the
 //                        whole sum
+//   sum(n, f)            the sum of f(i) over i < n, int32, on all lanes
 //   same(begin, end, key, take, add)   for i from begin to end, in order, with key(i) >= 0:
 //                        take(i, key, number) on one lane, where `number` counts i' before i of the
 //                        same key since add(key, count) was called for it, on one lane
@@ -44,6 +46,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "moiety/base/host_device.h"
 #include "moiety/base/integer.h"
@@ -72,6 +75,10 @@ namespace moiety::moe::peers {
 MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+// For this GPU's blocks alone.
+MOIETY_STEP void store_release_here(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 MOIETY_STEP uint64_t load_acquire(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -93,6 +100,9 @@ MOIETY_STEP uint64_t nanoseconds() {
 MOIETY_STEP void pause() {}
 #else
 MOIETY_STEP void store_release(uint64_t* word, uint64_t value) {
+  comm::store_release(*word, value);
+}
+MOIETY_STEP void store_release_here(uint64_t* word, uint64_t value) {
   comm::store_release(*word, value);
 }
 MOIETY_STEP uint64_t load_acquire(const uint64_t* word) {
@@ -201,22 +211,20 @@ template <int n>
 struct alignas(n) Unit {
   std::byte bytes[n];
 };
+#ifdef __CUDACC__
+template <int n>
+using UnitWord = std::conditional_t<
+    n == 16, uint4,
+    std::conditional_t<
+        n == 8, uint2,
+        std::conditional_t<n == 4, uint32_t, std::conditional_t<n == 2, uint16_t, uint8_t>>>>;
+#endif
 template <int n>
 MOIETY_STEP Unit<n> load_unit(const std::byte* from) {
   Unit<n> out;
 #ifdef __CUDACC__
-  if constexpr (n == 16) {
-    const uint4 v = *reinterpret_cast<const uint4*>(from);
-    memcpy(&out, &v, 16);
-  } else if constexpr (n == 4) {
-    const uint32_t v = *reinterpret_cast<const uint32_t*>(from);
-    memcpy(&out, &v, 4);
-  } else if constexpr (n == 2) {
-    const uint16_t v = *reinterpret_cast<const uint16_t*>(from);
-    memcpy(&out, &v, 2);
-  } else {
-    out.bytes[0] = *from;
-  }
+  const auto v = *reinterpret_cast<const UnitWord<n>*>(from);
+  memcpy(&out, &v, n);
 #else
   std::memcpy(&out, from, n);
 #endif
@@ -225,21 +233,9 @@ MOIETY_STEP Unit<n> load_unit(const std::byte* from) {
 template <int n>
 MOIETY_STEP void store_unit(std::byte* to, const Unit<n>& x) {
 #ifdef __CUDACC__
-  if constexpr (n == 16) {
-    uint4 v;
-    memcpy(&v, &x, 16);
-    *reinterpret_cast<uint4*>(to) = v;
-  } else if constexpr (n == 4) {
-    uint32_t v;
-    memcpy(&v, &x, 4);
-    *reinterpret_cast<uint32_t*>(to) = v;
-  } else if constexpr (n == 2) {
-    uint16_t v;
-    memcpy(&v, &x, 2);
-    *reinterpret_cast<uint16_t*>(to) = v;
-  } else {
-    *to = x.bytes[0];
-  }
+  UnitWord<n> v;
+  memcpy(&v, &x, n);
+  *reinterpret_cast<UnitWord<n>*>(to) = v;
 #else
   std::memcpy(to, &x, n);
 #endif

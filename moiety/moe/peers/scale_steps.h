@@ -27,7 +27,7 @@ struct ScaleRows {
     } else {
       take<false>(team, c);
     }
-    if (taken.own) zero_empty(team, plan, rows);
+    if (taken.own) zero_empty(team, plan, rows, 0);
   }
 
  private:

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <type_traits>
 
 #include "moiety/base/error.h"
@@ -66,15 +67,12 @@ class StepExchange final : public PeerExchange {
  public:
   StepExchange(Machine machine, comm::Communicator& comm, const ExpertMap& map,
                const EpOptions& options)
-      : comm_(&comm),
-        map_(map),
-        options_(options),
-        waiting_(options.device, text("group \"{}\"", options.name), 1),
-        machine_(std::move(machine)) {
+      : comm_(&comm), map_(map), options_(options), machine_(std::move(machine)) {
     make_control();
   }
 
   void allocate(const EpLimits& limits) override {
+    takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     check_waiting();
     EpLimits in_use = limits;
     // One operation's boxes come when the one before has ended.
@@ -101,7 +99,6 @@ class StepExchange final : public PeerExchange {
     std::swap(memory_, fresh);
     layout_ = layout;
     rows_max_ = c.rows_max;
-    takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     bytes_ = bytes;
     machine_.ready(*comm_);
     if (fresh) fresh.close();
@@ -183,20 +180,16 @@ class StepExchange final : public PeerExchange {
     const PrepareView p = view_of(plan, args, epoch);
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     Control* const c = here();
-    const Signature prepare{.op = OpKind::kPrepare};
-    launch("ep enter early",
-           EnterEarly{c, static_cast<uint32_t>(prepare.bits()),
-                      static_cast<uint32_t>(d.signature.bits()), d.signature.row_bytes,
-                      d.signature.plan},
-           {}, stream);
-    const auto push = [&]<bool many>() {
-      using Step = PushEarly<many>;
-      const NumberPlaces places(plan.topk, map_.experts(), Step::kThreads / 32);
-      launch("ep push early", Step{c, p, rows},
-             {1 + push_grid(plan), std::max(places.bytes, Step::kNumber + 8)}, stream);
+    const auto lead = [&]<bool many>() {
+      using Step = Early<many>;
+      const Signature first{.op = OpKind::kPrepare};
+      launch("ep early",
+             Step{c, static_cast<uint32_t>(first.bits()), static_cast<uint32_t>(d.signature.bits()),
+                  d.signature.row_bytes, d.signature.plan, p, rows},
+             {1 + Step::kPushers, Step::shared_bytes(plan.topk, map_.experts(), map_.ranks())},
+             stream);
     };
-    few_experts() ? push.template operator()<false>() : push.template operator()<true>();
-    launch("ep settle early", SettleEarly{c, p}, {1, trim_bytes(map_.experts())}, stream);
+    few_experts() ? lead.template operator()<false>() : lead.template operator()<true>();
     const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
     launch("ep take early", Last<ExpandRows>{{c, p.plan, rows, {}}, c}, {take_grid(plan, items)},
            stream);
@@ -207,7 +200,8 @@ class StepExchange final : public PeerExchange {
   void copy_rows(const EpPlan& plan, const DispatchRows& d, const Stream& stream) override {
     const CopyRows rows = view_of(d.x, d.w_TK, d.rows, plan.topk, d.zero_tail);
     enter(d.signature, stream, d.rows.operand(plan.capacity));
-    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(), stream);
+    move_rows(plan, ExpandRows{here(), view_of(plan), rows, {}}, rows.pieces(),
+              may_be_direct(d.signature), stream);
     zero_places(plan, rows, d.rows.places, stream);
   }
 
@@ -228,7 +222,7 @@ class StepExchange final : public PeerExchange {
                               .dots = a.y_CD.defined(),
                               .taken = {}};
       enter(signature, stream);
-      move_rows(plan, step, plan.topk, stream);
+      move_rows(plan, step, plan.topk, may_be_direct(signature), stream);
     });
   }
 
@@ -238,9 +232,8 @@ class StepExchange final : public PeerExchange {
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      launch("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)}, stream);
-      carry_records(rows.record, stream);
-      launch("ep await", Await{here(), view, true}, {}, stream);
+      store_and_await("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)},
+                      rows.record, Await{here(), view, true}, may_be_direct(signature), stream);
       const LaunchSize size{
           std::min(most_blocks<TakeSums<T, T>>(), grid(plan.tokens * rows.pieces(), kRowsOfBlock))};
       if (sum.out_TD.dtype() == DType::kFloat32) {
@@ -308,9 +301,10 @@ class StepExchange final : public PeerExchange {
   }
   // Of `all` blocks at most half push.
   int64_t most_pushers(int64_t all) const {
+    constexpr int64_t kDefault = 24;  // multiprocessors
     const int64_t of_multiprocessor = ceil_div(4 * all, machine_.blocks());
-    const int64_t asked = of_multiprocessor * options_.comm_sms;
-    return asked > 0 ? std::min(asked, all / 2) : all / 4;
+    const int64_t asked = options_.comm_sms > 0 ? options_.comm_sms : kDefault;
+    return std::min(of_multiprocessor * asked, all / 2);
   }
   bool few_experts() const { return map_.experts() <= NumberPairs<false>::kMostExperts; }
   // Numbers own rows and pairs, with their counts.
@@ -344,14 +338,16 @@ class StepExchange final : public PeerExchange {
   }
   // Returns where the operand lies for peers, if they reach it in this operation.
   OwnRows enter(const Signature& s, const Stream& stream, const Operand& operand = {}) {
-    const bool may_be_direct =
-        options_.zero_copy == ZeroCopy::kAuto && !over_collectives() && s.may_be_direct();
-    const OwnRows own = may_be_direct ? find(operand) : OwnRows();
-    launch("ep enter",
-           Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan, own, may_be_direct,
-                 s.pulls()},
-           {}, stream);
+    const bool direct = may_be_direct(s);
+    const OwnRows own = direct ? find(operand) : OwnRows();
+    launch(
+        "ep enter",
+        Enter{here(), static_cast<uint32_t>(s.bits()), s.row_bytes, s.plan, own, direct, s.pulls()},
+        {}, stream);
     return s.pulls() ? own : OwnRows();
+  }
+  bool may_be_direct(const Signature& s) const {
+    return options_.zero_copy == ZeroCopy::kAuto && !over_collectives() && s.may_be_direct();
   }
   OwnRows find(const Operand& operand) const {
     const int64_t bytes = (operand.rows - 1) * operand.stride + operand.bytes;
@@ -365,23 +361,32 @@ class StepExchange final : public PeerExchange {
   // Pushes rows while `step` takes the own ones, and lets it take the others when they have come. It
   // has `items` items of a warp for each row.
   template <class Step>
-  void move_rows(const EpPlan& plan, Step step, int64_t items, const Stream& stream) {
+  void move_rows(const EpPlan& plan, Step step, int64_t items, bool told, const Stream& stream) {
     const PlanView view = view_of(plan);
     const int64_t all = most_blocks<Step>();
     const int64_t pushers =
         std::clamp<int64_t>(most_pushers(all), 1, std::max<int64_t>(1, push_grid(plan)));
     step.taken = {.own = true, .peers = false};
-    launch("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
-           {pushers +
-                std::min(take_grid(plan, plan.tokens * items), std::max<int64_t>(1, all - pushers)),
-            4 * options_.chunk_rows},
-           stream);
-    carry_records(step.rows.staged.record, stream);
-    launch("ep await", Await{here(), view, false}, {}, stream);
+    store_and_await("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+                    {pushers + std::min(take_grid(plan, plan.tokens * items),
+                                        std::max<int64_t>(1, all - pushers)),
+                     PushRows::shared_bytes(options_.chunk_rows)},
+                    step.rows.staged.record, Await{here(), view, false}, told, stream);
     step.taken = {.own = false, .peers = true};
     launch("ep take", Last<Step>{step, here()},
            {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items))}, stream);
     end(stream);
+  }
+  // Stores records of `stride` bytes for peers, by this step, and waits for theirs. `told`: whether
+  // they have been told of the entry.
+  template <class Step>
+  void store_and_await(const char* name, const Step& step, const LaunchSize& size, int64_t stride,
+                       const Await& await, bool told, const Stream& stream) {
+    const bool carried = over_collectives();
+    launch(name, ThenAwait<Step>{step, await, told, !carried}, size, stream);
+    if (!carried) return;
+    carry(layout_.regions, rows_max_ * stride, stream);
+    launch("ep await", await, {}, stream);
   }
   // Blocks for a step that takes rows, in so many items of a warp, and zeroes slots.
   int64_t take_grid(const EpPlan& plan, int64_t items) const {
@@ -396,9 +401,12 @@ class StepExchange final : public PeerExchange {
 
   // -- Over collectives.
 
-  // Steps that wait have a block each, and a group's come one after another.
-  void check_waiting() const {
-    const std::string many = comm::too_many_waiting(waiting_, machine_.multiprocessors());
+  // Steps that wait have a block each, but for those of few tokens, and a group's come one after
+  // another.
+  void check_waiting() {
+    waiting_.emplace(options_.device, text("group \"{}\"", options_.name),
+                     takes_early_ ? 1 + Early<false>::kPushers : 1);
+    const std::string many = comm::too_many_waiting(*waiting_, machine_.multiprocessors());
     comm::agree(comm_->bootstrap(),
                 many.empty() ? many
                              : text("ep, group \"{}\": {}; close some, or take more GPUs",
@@ -416,10 +424,6 @@ class StepExchange final : public PeerExchange {
     return comm::SymmetricBuffer::adopt(
         *comm_, std::vector<std::byte*>(static_cast<size_t>(comm_->size()), memory->data()), bytes,
         memory, memory->device());
-  }
-  void carry_records(int64_t stride, const Stream& stream) {
-    if (!over_collectives()) return;
-    carry(layout_.regions, rows_max_ * stride, stream);
   }
   // Brings the boxes of `bytes` bytes to their peers, whose lie at `to` then; and their entries.
   void carry(int64_t to, int64_t bytes, const Stream& stream) {
@@ -496,7 +500,7 @@ class StepExchange final : public PeerExchange {
   CarryPlaces places_;
   int64_t rows_max_ = 0;
   bool takes_early_ = false;
-  comm::WaitingBlocks waiting_;
+  std::optional<comm::WaitingBlocks> waiting_;
   mutable Machine machine_;  // ends first: it may wait for steps that use the memory
 };
 

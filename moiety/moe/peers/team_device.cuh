@@ -104,6 +104,12 @@ class DeviceWarp {
     }
     return before;
   }
+  template <class F>
+  __device__ int32_t sum(int64_t n, F&& f) {
+    int32_t mine = 0;
+    for (int64_t i = lane(); i < n; i += 32) mine += f(i);
+    return __reduce_add_sync(kAllLanes, mine);
+  }
   template <class Key, class Take, class Add>
   __device__ void same(int64_t begin, int64_t end, Key&& key, Take&& take, Add&& add) {
     for (int64_t first = begin; first < end; first += 32) {
@@ -159,10 +165,12 @@ class DeviceTeam {
     for (int64_t i = threadIdx.x / 32; i < n; i += warps()) f(warp, i);
   }
   template <class F>
-  __device__ void grid_warps(int64_t n, F&& f) {
+  __device__ void grid_warps(int64_t n, F&& f, int64_t before = 0) {
     DeviceWarp warp;
     const int64_t step = blocks() * warps();
-    for (int64_t i = block() * warps() + threadIdx.x / 32; i < n; i += step) f(warp, i);
+    int64_t first = block() * warps() + threadIdx.x / 32;
+    first -= static_cast<uint32_t>(before) % static_cast<uint32_t>(step);
+    for (int64_t i = first < 0 ? first + step : first; i < n; i += step) f(warp, i);
   }
   template <class F>
   __device__ void one(F&& f) {

@@ -96,28 +96,28 @@ MOIETY_STEP void poison_late(Control& c, const uint64_t* word, int shift, Epoch 
                           .shift = shift}});
 }
 
-// Waits until the word's epoch (its bits from `shift` on) is at least `wanted`; false if it never
-// will be. A peer that has entered this epoch with another entry will never post the word.
-MOIETY_STEP bool wait(Control& c, const uint64_t* word, int shift, Epoch wanted,
-                      const Awaited& awaited) {
+// Looks at a word until its epoch (its bits from `shift` on) is at least `wanted`, and returns it;
+// 0 if it never will be. A peer that has entered this epoch with another entry will never post it.
+MOIETY_STEP uint64_t poll(Control& c, const uint64_t* word, int shift, Epoch wanted,
+                          const Awaited& awaited) {
   const uint64_t* head = c.entry_word(c.rank, c.layout.head, awaited.from);
   const uint64_t start = nanoseconds();
-  uint64_t looked = start, seen = 0;
+  uint64_t looked = start;
   for (uint32_t polls = 1;; ++polls) {
-    seen = load_acquire(word);
-    if (static_cast<Epoch>(seen >> shift) >= wanted) break;
+    const uint64_t seen = load_acquire(word);
+    if (static_cast<Epoch>(seen >> shift) >= wanted) return seen;
     const uint64_t entered = load_acquire(head);
     if (differs(c, awaited.from, entered)) {
       poison_mismatch(c, awaited.from, entry_of(c, awaited.from, entered));
-      return false;
+      return 0;
     }
     pause();
     if (polls % 256 != 0) continue;
-    if (poisoned(c)) return false;
+    if (poisoned(c)) return 0;
     const uint64_t now = nanoseconds();
     if (now - start > c.deadline_ns) {
       poison_late(c, word, shift, wanted, awaited);
-      return false;
+      return 0;
     }
     if (now - looked < 100000) continue;
     looked = now;
@@ -125,9 +125,21 @@ MOIETY_STEP bool wait(Control& c, const uint64_t* word, int shift, Epoch wanted,
     poison_all(
         c,
         {.kind = static_cast<uint32_t>(Failure::kAborted), .about = awaited.from, .mine = c.entry});
-    return false;
+    return 0;
   }
-  if (shift == 0 || seen == c.entry.word) return true;
+}
+
+// Waits until the word's epoch (its bits from `shift` on) is at least `wanted`; false if it never
+// will be, or it is a word of another entry.
+MOIETY_STEP bool wait(Control& c, const uint64_t* word, int shift, Epoch wanted,
+                      const Awaited& awaited) {
+  const uint64_t mine = c.entry.word;
+  uint64_t seen = load_acquire(word);
+  if (static_cast<Epoch>(seen >> shift) < wanted) {
+    seen = poll(c, word, shift, wanted, awaited);
+    if (seen == 0) return false;
+  }
+  if (shift == 0 || seen == mine) return true;
   if (epoch_of(seen) == c.epoch) {
     poison_mismatch(c, awaited.from, entry_of(c, awaited.from, seen));
   } else {
