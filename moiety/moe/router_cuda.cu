@@ -56,11 +56,11 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
-// Stores the three pieces of a row, at x, x + experts and x + 2 experts. Each rounds the rest that
+// Stores the three pieces of a row, `width` columns each. Each rounds the rest that
 // the ones before it leave, which is exact, so they add up to an element except for the part below
 // bf16's least, 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
 template <class L>
-__device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::kEach]) {
+__device__ void store_pieces(bf16* row, int width, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
   for (int i = 0; i < L::kEach; i += kOctet) {
     const int e = L::expert(i);
@@ -72,9 +72,8 @@ __device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::
       const Octet<bf16> octet = round_octet<bf16>(rest);
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) v[i + j] -= octet[j];
-      bf16* to = row + piece * experts + e;
-      vector ? store_octet<true>(to, octet, experts - e)
-             : store_octet<false>(to, octet, experts - e);
+      bf16* to = row + piece * width + e;
+      vector ? store_octet<true>(to, octet, width - e) : store_octet<false>(to, octet, width - e);
     }
   }
 }
@@ -395,7 +394,8 @@ struct BackwardParams {
   Blocks blocks;
   const int64_t* count;
   const int64_t* scope;
-  bf16* pieces;    // [T, 3E], instead of rows.dlogits
+  bf16* pieces;  // [T, 3 width], instead of rows.dlogits
+  int width;
   int64_t stride;  // distance between rows in shared memory
   bool vector;
 };
@@ -403,8 +403,9 @@ struct BackwardParams {
 template <class L>
 __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L::kEach]) {
   const int experts = static_cast<int>(p.rows.config.experts);
-  p.pieces ? store_pieces<L>(p.pieces + t * 3 * experts, experts, p.vector, dx)
-           : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  if (!p.pieces) return store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  for (int i = 0; i < L::kEach; ++i) dx[i] = L::expert(i) < experts ? dx[i] : 0;
+  store_pieces<L>(p.pieces + t * 3 * p.width, p.width, p.vector, dx);
 }
 
 // Computes dlogits of token t. `row` and `dq` [E] are in shared memory.
@@ -618,6 +619,7 @@ void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardAr
                          args.count.data<int64_t>(),
                          args.scope.data<int64_t>(),
                          pieces ? dlogits.data<bf16>() : nullptr,
+                         static_cast<int>(dlogits.size(1) / 3),
                          stride,
                          octets_fit({&args.logits_TE, &dlogits})};
   const RouterBlock block = choose_block(config.experts, 4 * stride, 4 * stride);

@@ -1,0 +1,202 @@
+// The kernel of router_products.h. Of a block's warp groups the first loads: one warp pieces and
+// rows of h into a ring of stages, another the addend into buffers of its own. The second multiplies
+// by w, which stays in shared memory, adds, and stores through the addend's buffer. The others have
+// 64 experts each of the weights' gradient, which stays in registers until the slice ends.
+#include "moiety/base/launch.cuh"
+#include "moiety/gemm/router_products.h"
+#include "moiety/gemm/sm90/router_block.cuh"
+
+namespace moiety::gemm {
+namespace sm90 {
+namespace {
+
+// d += the addend, which lies in boxes of 32 columns.
+__device__ void add_boxes(float (&d)[kColumns / 2], uint32_t from) {
+  const int warp = threadIdx.x % kWarpGroup / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * warp + 8 * half + lane / 4, piece = j % 4 * 2 + lane % 4 / 2;
+      float2 v;
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(v.x), "=f"(v.y)
+                   : "r"(from + j / 4 * kBox + row * 128 + (piece ^ row % 8) * 16 + lane % 2 * 8)
+                   : "memory");
+      d[4 * j + 2 * half] += v.x;
+      d[4 * j + 2 * half + 1] += v.y;
+    }
+  }
+}
+
+__device__ uint32_t pack(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Rounds d into boxes of 64 columns.
+__device__ void write_boxes(const float (&d)[kColumns / 2], uint32_t to) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % kWarpGroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int box = 0; box < kColumns / 64; ++box) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* x = &d[32 * box + 4 * j];
+      store_matrices(to + box * kBox + row * 128 + ((j + lane / 16) ^ row % 8) * 16,
+                     pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+  }
+}
+
+template <int kWidth>
+__device__ void multiply_rows(const RouterBlock<kWidth>& b) {
+  using L = RouterLayout<kWidth>;
+  const bool sends = threadIdx.x % kWarpGroup == 0;
+  Turn<L::kStages> turn;
+  Turn<L::kBuffers> out;
+  int sent = -1;  // the buffer that is being stored
+  barrier_wait(b.w_full(), 0);
+  for (int tile = b.first; tile < b.end; ++tile, turn.next(), out.next()) {
+    barrier_wait(b.full(turn.at), turn.phase);
+    float d[kColumns / 2];
+    products_begin();
+#pragma unroll
+    for (int piece = 2; piece >= 0; --piece) {
+#pragma unroll
+      for (int k = 0; k < kWidth / 16; ++k) {
+        const uint32_t a = b.stage(turn.at) + (piece * L::kBlocks + k / 4) * kBox + k % 4 * 32;
+        multiply<false, true>(d, operand(a, kBox), operand(b.base + k * 16 * 128, kWidth * 128),
+                              piece < 2 || k > 0);
+      }
+    }
+    products_commit();
+    if (sends && sent >= 0) {
+      wait_stores_read<0>();
+      barrier_arrive(b.buffer_empty(sent));
+    }
+    products_wait<0>();
+    b.release(turn.at);
+    barrier_wait(b.buffer_full(out.at), out.phase);
+    const uint32_t here = b.buffer(out.at);
+    if (b.p.adds) add_boxes(d, here);
+    meet(1, kWarpGroup);  // all have read what is written over
+    write_boxes(d, here);
+    fence_for_engines();
+    meet(1, kWarpGroup);
+    sent = out.at;
+    if (!sends) continue;
+    for (int c = 0; c < kColumns / 64 && b.column + 64 * c < b.p.model; ++c) {
+      store_tile(b.maps.dh, here + c * kBox, {b.column + 64 * c, tile * kTokens, 0, 0});
+    }
+    commit_stores();
+  }
+  if (sends) wait_stores_read<0>();
+}
+
+template <int kWidth>
+__device__ void multiply_weights(const RouterBlock<kWidth>& b, int group) {
+  using L = RouterLayout<kWidth>;
+  float d[kColumns / 2] = {};
+  Turn<L::kStages> turn;
+  for (int tile = b.first; tile < b.end; ++tile, turn.next()) {
+    barrier_wait(b.full(turn.at), turn.phase);
+    if (b.p.sums) {
+      products_begin();
+#pragma unroll
+      for (int piece = 2; piece >= 0; --piece) {
+#pragma unroll
+        for (int k = 0; k < kTokens / 16; ++k) {
+          const uint32_t a = b.stage(turn.at) + (piece * L::kBlocks + group) * kBox + k * 16 * 128;
+          const uint32_t rows = b.stage(turn.at) + L::kPieces + k * 16 * 128;
+          multiply<true, true>(d, operand(a, kBox), operand(rows, kBox), true);
+        }
+      }
+      products_commit();
+      products_wait<0>();
+    }
+    b.release(turn.at);
+  }
+  if (!b.p.sums) return;
+  const int warp = threadIdx.x % kWarpGroup / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int expert = 64 * group + 16 * warp + 8 * half + lane / 4;
+    if (expert >= b.p.experts) continue;
+    float* to = b.p.sums + (int64_t{b.slice} * b.p.experts + expert) * b.p.model;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int at = b.column + 8 * j + 2 * (lane % 4);
+      if (at < b.p.model) {
+        *reinterpret_cast<float2*>(to + at) = {d[4 * j + 2 * half], d[4 * j + 2 * half + 1]};
+      }
+    }
+  }
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(RouterLayout<kWidth>::kThreads, 1)
+    router_products(const __grid_constant__ RouterMaps maps,
+                    const __grid_constant__ RouterSlices slices) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const RouterBlock<kWidth> block(maps, slices, shared_address(memory));
+  if (threadIdx.x == 0) block.init();
+  __syncthreads();
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
+  if (role == 0) {
+    if (threadIdx.x != 0 && threadIdx.x != 32) return;
+    cudaGridDependencySynchronize();
+    threadIdx.x == 0 ? block.load_stages() : block.load_addends();
+  } else if (role == 1) {
+    multiply_rows(block);
+  } else {
+    multiply_weights(block, role - 2);
+  }
+}
+
+CUtensorMap map_of(const TensorView& x, int box_rows) {
+  return matrix_map({.first = x.raw(),
+                     .dtype = x.dtype(),
+                     .rows = x.size(0),
+                     .columns = x.size(1),
+                     .row_stride = x.stride(0),
+                     .stride = 16,
+                     .groups = 1},
+                    box_rows);
+}
+
+template <int kWidth>
+void start(const RouterMaps& maps, const RouterSlices& slices, int64_t blocks,
+           const Stream& stream) {
+  using L = RouterLayout<kWidth>;
+  launch("router_backward: products", router_products<kWidth>,
+         {.blocks = blocks, .threads = L::kThreads, .shared_bytes = L::kBytes, .early = true},
+         stream, maps, slices);
+}
+
+}  // namespace
+}  // namespace sm90
+
+void multiply_router(const RouterProducts& p, const Stream& stream) {
+  using namespace sm90;
+  const int64_t tokens = p.h_TD.size(0), model = p.h_TD.size(1), experts = p.w_ED.size(0);
+  const int64_t width = router_width(experts), tiles = blocks_for(tokens, kTokens);
+  const int64_t slices = router_slices(tokens, model);
+  RouterMaps maps{.pieces = map_of(p.pieces_TX, 64),
+                  .h = map_of(p.h_TD, 64),
+                  .w = map_of(p.w_ED, static_cast<int>(width)),
+                  .addend = {},
+                  .dh = map_of(p.dh_TD, 64)};
+  if (p.addend_TD.defined()) maps.addend = map_of(p.addend_TD, 64);
+  const RouterSlices shape{.columns = blocks_for(model, kColumns),
+                           .tiles = tiles,
+                           .each = blocks_for(tiles, slices),
+                           .experts = static_cast<int>(experts),
+                           .model = static_cast<int>(model),
+                           .adds = p.addend_TD.defined(),
+                           .sums = p.sums_SED.data<float>()};
+  width == 64 ? start<64>(maps, shape, shape.columns * slices, stream)
+              : start<128>(maps, shape, shape.columns * slices, stream);
+}
+
+}  // namespace moiety::gemm
