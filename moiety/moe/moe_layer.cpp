@@ -609,7 +609,7 @@ void MoeLayer::backward_experts(const MoeBackwardArgs& args, const MoeSaved& sav
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   if (routed) {
     show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
-    send_home(saved, gradients, pass);
+    if (!end_in_place(saved, gradients, pass)) send_home(saved, gradients, pass);
   }
   weight_gradients(experts, targets, rows, saved.plan, gradient.dx_CD, arena, stream);
 }
@@ -637,27 +637,53 @@ void MoeLayer::send_home(const MoeSaved& saved, const gemm::MlpGradients& gradie
   pass.home.end();
 }
 
+RouterBackwardArgs MoeLayer::router_gradients(const MoeSaved& saved,
+                                              const MoeBackwardArgs& args) const {
+  return {.h_TD = args.h_TD,
+          .w_ED = args.weights.router_ED,
+          .logits_TE = saved.logits_TE,
+          .idx_TK = saved.idx_TK,
+          .dweight_TK = {},
+          .count = args.count,
+          .scope = args.scope,
+          .dw_ED = args.grads.router_ED,
+          .dw_beta = args.grads.router_beta,
+          .addend_TD = {},
+          .dh_TD = args.dh_TD,
+          .workspace = {}};
+}
+
+void MoeLayer::router_backward(RouterBackwardArgs args, Arena& arena, const Stream& stream) const {
+  const RouterConfig& router = config_.router;
+  args.workspace = bytes(arena, router_backward_workspace(router, config_.dtype, args.h_TD.size(0),
+                                                          config_.model, stream.device().type));
+  moe::router_backward(router, args, stream);
+}
+
+bool MoeLayer::end_in_place(const MoeSaved& saved, const gemm::MlpGradients& gradients,
+                            MoeBackwardPass& pass) const {
+  const MoeBackwardArgs& args = pass.args;
+  if (!in_place() || args.probe || args.addend.defined()) return false;
+  RouterBackwardArgs router = router_gradients(saved, args);
+  router.slots = {.rows_CD = gradients.dx,
+                  .dweight_C = gradients.dprob_R,
+                  .slot_TK = saved.plan.slot_TK,
+                  .rounds = config_.reduction == Reduction::kRank};
+  if (!router_sums_slots(router, pass.stream)) return false;
+  ArenaScope temporaries(*pass.arena);
+  router_backward(router, *pass.arena, pass.stream);
+  pass.ended = true;
+  return true;
+}
+
 void MoeLayer::end_backward(const MoeSaved& saved, MoeBackwardPass& pass) const {
   const MoeBackwardArgs& args = pass.args;
-  if (args.dh_TD.defined()) {
+  if (args.dh_TD.defined() && !pass.ended) {
     pass.home.join();
-    const RouterConfig& router = config_.router;
-    router_backward(router,
-                    {.h_TD = args.h_TD,
-                     .w_ED = args.weights.router_ED,
-                     .logits_TE = saved.logits_TE,
-                     .idx_TK = saved.idx_TK,
-                     .dweight_TK = pass.dweight_TK,
-                     .count = args.count,
-                     .scope = args.scope,
-                     .dw_ED = args.grads.router_ED,
-                     .dw_beta = args.grads.router_beta,
-                     .addend_TD = pass.gx_TD,
-                     .dh_TD = args.dh_TD,
-                     .workspace = bytes(
-                         *pass.arena, router_backward_workspace(router, config_.dtype,
-                                                                saved.plan.tokens, config_.model))},
-                    pass.stream);
+    RouterBackwardArgs router = router_gradients(saved, args);
+    router.dweight_TK = pass.dweight_TK;
+    router.addend_TD = pass.gx_TD;
+    router_backward(router, *pass.arena, pass.stream);
     show(args.probe, pass.stream, "router", "dh", args.dh_TD, pass.dweight_TK, pass.gx_TD);
   }
   pass.arena->release(pass.temporaries);

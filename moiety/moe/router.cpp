@@ -86,10 +86,25 @@ void check_choice_backward(const char* op, const RouterConfig& config,
                            const RouterChooseBackwardArgs& args, int64_t tokens) {
   check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, config.experts});
   check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
-  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
   check_count(op, config, args.count);
   check_segments(op, tokens, args.count.size(0));
   check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+}
+
+void check_weights(const char* op, const RouterConfig& config, const TensorView& dweight,
+                   int64_t tokens) {
+  check_contiguous(op, "dweight_TK", dweight, DType::kFloat32, {tokens, config.top_k});
+}
+
+void check_slots(const char* op, const RouterConfig& config, const RouterBackwardArgs& args,
+                 const Stream& stream) {
+  const RouterSlots& slots = args.slots;
+  MOIETY_CHECK(router_sums_slots(args, stream), "{}: slots.rows_CD is {}, which it does not sum {}",
+               op, slots.rows_CD.describe(), "for these operands");
+  const int64_t capacity = slots.rows_CD.size(0), tokens = args.h_TD.size(0);
+  check_tensor(op, "slots.rows_CD", slots.rows_CD, DType::kBFloat16, {-1, args.h_TD.size(1)});
+  check_contiguous(op, "slots.dweight_C", slots.dweight_C, DType::kFloat32, {capacity});
+  check_contiguous(op, "slots.slot_TK", slots.slot_TK, DType::kInt32, {tokens, config.top_k});
 }
 
 RouterChooseBackwardArgs choice_of(const RouterBackwardArgs& args, const TensorView& dlogits) {
@@ -104,6 +119,11 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
   const DType dtype = args.h_TD.dtype();
   check_choice_backward(op, config, choice_of(args, {}), tokens);
+  if (args.slots.rows_CD.defined()) {
+    check_slots(op, config, args, stream);
+  } else {
+    check_weights(op, config, args.dweight_TK, tokens);
+  }
   check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
   if (args.addend_TD.defined()) {
     const DType addend = args.addend_TD.dtype();
@@ -115,7 +135,8 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
     check_tensor(op, "dw_ED", args.dw_ED, dw == DType::kBFloat16 ? dw : DType::kFloat32,
                  {experts, model});
   }
-  check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
+  check_workspace(op, args.workspace,
+                  router_backward_workspace(config, dtype, tokens, model, stream.device().type));
   return check_devices(op,
                        {{"h_TD", args.h_TD},
                         {"w_ED", args.w_ED},
@@ -127,6 +148,9 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                         {"dw_ED", args.dw_ED},
                         {"addend_TD", args.addend_TD},
                         {"dh_TD", args.dh_TD},
+                        {"slots.rows_CD", args.slots.rows_CD},
+                        {"slots.dweight_C", args.slots.dweight_C},
+                        {"slots.slot_TK", args.slots.slot_TK},
                         {"workspace", args.workspace}},
                        stream);
 }
@@ -203,23 +227,29 @@ int64_t weight_slices(int64_t tokens, int64_t experts, int64_t model) {
 // Their ends, and as many more as keep 16 bytes together.
 int64_t slice_words(int64_t slices) { return round_up(slices + 1, 2); }
 
+// All but the pieces and sums.
+gemm::RouterProducts products_of(const RouterBackwardArgs& args) {
+  return {.pieces_TX = {},
+          .h_TD = args.h_TD,
+          .w_ED = args.w_ED,
+          .addend_TD = args.addend_TD,
+          .dh_TD = args.dh_TD,
+          .sums_SED = {},
+          .rows_CD = args.slots.rows_CD,
+          .slot_TK = args.slots.slot_TK,
+          .rounds = args.slots.rounds};
+}
+
 // Who multiplies in the backward pass: kernels of float32; or tensor cores, on which the gradient of
 // the logits is three bf16 pieces that add up to it, by products of their own, or both in one launch.
 enum class BackwardProducts { kSingle, kPieces, kTogether };
 
 BackwardProducts choose_products(const RouterBackwardArgs& args, bool gpu, const Stream& stream) {
   if (!gpu || args.h_TD.dtype() != DType::kBFloat16) return BackwardProducts::kSingle;
-  if constexpr (kCudaBuilt) {
-    const bool aligned = reinterpret_cast<uintptr_t>(args.workspace.raw()) % 16 == 0;
-    if (aligned && gemm::takes_router_products({.pieces_TX = {},
-                                                .h_TD = args.h_TD,
-                                                .w_ED = args.w_ED,
-                                                .addend_TD = args.addend_TD,
-                                                .dh_TD = args.dh_TD,
-                                                .sums_SED = {}},
-                                               gpu_properties(stream.device().index))) {
-      return BackwardProducts::kTogether;
-    }
+  const bool aligned = reinterpret_cast<uintptr_t>(args.workspace.raw()) % 16 == 0;
+  if (aligned &&
+      gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index))) {
+    return BackwardProducts::kTogether;
   }
   return BackwardProducts::kPieces;
 }
@@ -274,13 +304,10 @@ void multiply_slices(const RouterBackwardArgs& args, const BackwardParts& parts,
 void multiply_together(const RouterBackwardArgs& args, const BackwardParts& parts,
                        const Stream& stream) {
   if constexpr (kCudaBuilt) {
-    gemm::multiply_router({.pieces_TX = parts.dlogits,
-                           .h_TD = args.h_TD,
-                           .w_ED = args.w_ED,
-                           .addend_TD = args.addend_TD,
-                           .dh_TD = args.dh_TD,
-                           .sums_SED = parts.sums},
-                          stream);
+    gemm::RouterProducts products = products_of(args);
+    products.pieces_TX = parts.dlogits;
+    products.sums_SED = parts.sums;
+    gemm::multiply_router(products, stream);
     if (args.dw_ED.defined()) {
       detail::add_pieces_cuda(parts.sums, 1, args.dw_ED, args.dw_beta, stream);
     }
@@ -376,7 +403,7 @@ int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int
 }
 
 int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
-                                  int64_t model) {
+                                  int64_t model, std::optional<DeviceType> device) {
   const int64_t experts = config.experts;
   if (dtype == DType::kFloat32) return byte_size(dtype, tokens * experts);
   const int64_t widened = byte_size(DType::kFloat32, tokens * experts + (tokens + experts) * model);
@@ -387,7 +414,8 @@ int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64
   const int64_t together =
       byte_size(dtype, 3 * gemm::router_width(experts) * tokens) +
       byte_size(DType::kFloat32, gemm::router_slices(tokens, model) * experts * model);
-  return std::max({widened, pieces, together});
+  return std::max(device == DeviceType::kCuda ? 0 : widened,
+                  device == DeviceType::kCpu ? 0 : std::max(pieces, together));
 }
 
 void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream) {
@@ -448,6 +476,7 @@ void router_choose_backward(const RouterConfig& config, const RouterChooseBackwa
   check(config);
   check_contiguous(op, "dlogits_TE", args.dlogits_TE, DType::kFloat32, {-1, config.experts});
   check_choice_backward(op, config, args, args.dlogits_TE.size(0));
+  check_weights(op, config, args.dweight_TK, args.dlogits_TE.size(0));
   if (check_devices(op,
                     {{"logits_TE", args.logits_TE},
                      {"idx_TK", args.idx_TK},
@@ -456,10 +485,16 @@ void router_choose_backward(const RouterConfig& config, const RouterChooseBackwa
                      {"scope", args.scope},
                      {"dlogits_TE", args.dlogits_TE}},
                     stream)) {
-    if constexpr (kCudaBuilt) return detail::backward_rows_cuda(config, args, stream);
+    if constexpr (kCudaBuilt) return detail::backward_rows_cuda(config, args, {}, stream);
     fail_without_cuda(op);
   }
   stream.run([=] { detail::backward_rows(config, args); });
+}
+
+bool router_sums_slots(const RouterBackwardArgs& args, const Stream& stream) {
+  return stream.device().type == DeviceType::kCuda && args.h_TD.dtype() == DType::kBFloat16 &&
+         !args.addend_TD.defined() &&
+         gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index));
 }
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
@@ -473,7 +508,7 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   if (!gpu) {
     stream.run([=] { detail::backward_rows(config, choice_of(args, parts.dlogits)); });
   } else if constexpr (kCudaBuilt) {
-    detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), stream);
+    detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), args.slots, stream);
     if (products == BackwardProducts::kTogether) return multiply_together(args, parts, stream);
     if (pieces) {
       detail::stack_rows_cuda(args.w_ED, parts.w, args.h_TD.size(0), parts.slices, stream);

@@ -394,6 +394,8 @@ struct BackwardParams {
   Blocks blocks;
   const int64_t* count;
   const int64_t* scope;
+  const int32_t* slots;  // [T, K], or null: of pairs, whose gradients of weights are by slot
+  const float* slot_dweight;
   bf16* pieces;  // [T, 3 width], instead of rows.dlogits
   int width;
   int64_t stride;  // distance between rows in shared memory
@@ -408,16 +410,23 @@ __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L
   store_pieces<L>(p.pieces + t * 3 * p.width, p.width, p.vector, dx);
 }
 
-// Computes dlogits of token t. `row` and `dq` [E] are in shared memory.
+// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices and their gradients are in
+// shared memory.
 template <class L>
-__device__ void route_back(const BackwardParams& p, const float* dq, float* row, int64_t t,
-                           bool exists, float z_slope) {
+__device__ void route_back(const BackwardParams& p, const float* dq, float* row, float* choices,
+                           int64_t t, bool exists, float z_slope) {
   const RouterConfig& config = p.rows.config;
   const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
   const float* x = p.rows.logits + t * experts;
-  const int32_t* idx = p.rows.idx + t * top_k;
-  const float* dweight = p.rows.dweight + t * top_k;
-  const bool live = exists && idx[0] >= 0;
+  auto* const idx = reinterpret_cast<int32_t*>(choices);
+  float* const dweight = choices + top_k;
+  for (int k = L::lane(); k < top_k; k += L::kLanes) {
+    const int64_t pair = t * top_k + k;
+    const int32_t slot = p.slots ? p.slots[pair] : 0;
+    idx[k] = p.rows.idx[pair];
+    dweight[k] = !p.slots ? p.rows.dweight[pair] : slot >= 0 ? p.slot_dweight[slot] : 0;
+  }
+  const bool live = exists && p.rows.idx[t * top_k] >= 0;
   TokenScores<L> scores;
   scores.compute(config, x, p.vector);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
@@ -498,7 +507,9 @@ __global__ void __launch_bounds__(L::kThreads)
   for (int64_t first = begin; first < end; first += slots) {
     const int64_t t = first + slot;
     // All lanes of a warp compute together, whatever their tokens.
-    route_back<L>(p, dq, dq + (slot + 1) * p.stride, min(t, end - 1), t < end, z);
+    float* const row = dq + (slot + 1) * p.stride;
+    float* const choices = dq + (slots + 1) * p.stride + slot * 2 * config.top_k;
+    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z);
     __syncwarp();
   }
 }
@@ -608,7 +619,7 @@ void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
 }
 
 void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
-                        const Stream& stream) {
+                        const RouterSlots& slots, const Stream& stream) {
   const TensorView& dlogits = args.dlogits_TE;
   const bool pieces = dlogits.dtype() == DType::kBFloat16;
   const Blocks blocks(args.logits_TE.size(0), args.count.size(0));
@@ -618,11 +629,14 @@ void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardAr
                          blocks,
                          args.count.data<int64_t>(),
                          args.scope.data<int64_t>(),
+                         slots.slot_TK.data<int32_t>(),
+                         slots.dweight_C.data<float>(),
                          pieces ? dlogits.data<bf16>() : nullptr,
                          static_cast<int>(dlogits.size(1) / 3),
                          stride,
                          octets_fit({&args.logits_TE, &dlogits})};
-  const RouterBlock block = choose_block(config.experts, 4 * stride, 4 * stride);
+  const RouterBlock block =
+      choose_block(config.experts, 4 * stride, 4 * (stride + 2 * config.top_k));
   const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};
   using Start = KernelStart<BackwardParams>;
   const Start start = start_of<kRouterLayouts>(block.layout, [&]<RouterLayout k>() -> Start {

@@ -13,8 +13,9 @@ void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, con
 // router_choose_backward; `dlogits_TE` is float32 [T, E], or bfloat16 [T, 3W], W >= E, for its three
 // pieces: columns [0, E) have the largest, those from 2W on the smallest, and all three add up to
 // it; columns behind E of each are zeros.
+// The gradients of weights may come from `slots`.
 void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
-                        const Stream& stream);
+                        const RouterSlots& slots, const Stream& stream);
 // out_3ED, without gaps, := the bfloat16 rows three times; begin := where slices of equal numbers of
 // tokens begin, and at its end `tokens`.
 void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, int64_t tokens,

@@ -162,7 +162,7 @@ class RouterGpu : public GpuTest {
     const Tensor pieces(DType::kBFloat16, {p.tokens, 3 * experts}), there_TX = twin(pieces);
     RouterChooseBackwardArgs b = there(m, p.choose_backward_args());
     b.dlogits_TE = there_TX;
-    detail::backward_rows_cuda(p.config, b, stream);
+    detail::backward_rows_cuda(p.config, b, {}, stream);
     if (p.tokens > 0) copy(pieces, there_TX, stream);
     stream.synchronize();
     for (int64_t i = 0; i < p.tokens * experts; ++i) {

@@ -9,18 +9,23 @@ namespace moiety::gemm::sm90 {
 constexpr int kBox = 64 * 128;  // bytes of 64 rows of 128, the unit of copies
 constexpr int kTokens = 64, kColumns = 128;
 
-template <int kWidth>
+// Shared memory: w, stages, buffers for addends and results, and with kSums places of rows that are
+// summed, whose time leaves less to stages.
+template <int kColumnsOfPiece, bool kSumsRows>
 struct RouterLayout {
+  static constexpr int kWidth = kColumnsOfPiece;
+  static constexpr bool kSums = kSumsRows;
   static constexpr int kBlocks = kWidth / 64;  // of 64 experts
   static constexpr int kThreads = (2 + kBlocks) * kWarpGroup;
   static constexpr int kW = kColumns / 64 * kWidth * 128;
   static constexpr int kPieces = 3 * kBlocks * kBox;
   static constexpr int kStage = kPieces + kColumns / 64 * kBox;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 2;
+  static constexpr int kStages = (kBlocks == 1 ? 3 : 2) - kSums;
   static constexpr int kAddend = kColumns / 32 * kBox;
   static constexpr int kBuffers = 2;
   static constexpr int kBuffersAt = kW + kStages * kStage;
-  static constexpr int kBarriers = kBuffersAt + kBuffers * kAddend;
+  static constexpr int kRingAt = kBuffersAt + kBuffers * kAddend;
+  static constexpr int kBarriers = kRingAt + kSums * 4 * 8 * kWarpGroup * 16;
   static constexpr int kBytes = kBarriers + 8 * (1 + 2 * kStages + 2 * kBuffers);
 };
 
@@ -28,11 +33,22 @@ struct RouterMaps {
   CUtensorMap pieces, h, w, addend, dh;
 };
 
+// The addend as sums of rows.
+struct RouterRows {
+  const char* rows;
+  int64_t stride;        // bytes
+  const int32_t* slots;  // [T, topk]
+  int64_t tokens;
+  int topk;
+  bool rounds;
+};
+
 struct RouterSlices {
   int64_t columns, tiles, each;  // blocks of columns; tiles of tokens, and those of a slice
   int experts, model;
   bool adds;
   float* sums;
+  RouterRows rows;
 };
 
 // A place in a ring of stages or buffers.
@@ -48,9 +64,9 @@ struct Turn {
 };
 
 // What all roles of a block know.
-template <int kWidth>
+template <class Layout>
 struct RouterBlock {
-  using L = RouterLayout<kWidth>;
+  using L = Layout;
   const RouterMaps& maps;
   const RouterSlices& p;
   uint32_t base;
@@ -78,30 +94,32 @@ struct RouterBlock {
       barrier_init(empty(i), (1 + L::kBlocks) * kWarpGroup / 32);
     }
     for (int i = 0; i < L::kBuffers; ++i) {
-      barrier_init(buffer_full(i), 1);
+      barrier_init(buffer_full(i), L::kSums ? kWarpGroup / 32 : 1);
       barrier_init(buffer_empty(i), 1);
     }
     barrier_init_fence();
   }
 
-  __device__ void load_stages() const {
+  __device__ void load_w() const {
     barrier_arrive_expecting(w_full(), L::kW);
     for (int c = 0; c < kColumns / 64; ++c) {
-      load_tile(base + c * kWidth * 128, maps.w, w_full(), {column + 64 * c, 0, 0, 0});
+      load_tile(base + c * L::kWidth * 128, maps.w, w_full(), {column + 64 * c, 0, 0, 0});
     }
-    Turn<L::kStages> turn;
-    for (int tile = first; tile < end; ++tile, turn.next()) {
-      barrier_wait(empty(turn.at), turn.phase ^ 1);
-      const uint32_t arrived = full(turn.at), to = stage(turn.at);
-      barrier_arrive_expecting(arrived, L::kStage);
-      for (int i = 0; i < 3 * L::kBlocks; ++i) {
-        load_tile(to + i * kBox, maps.pieces, arrived, {64 * i, tile * kTokens, 0, 0});
-      }
-      for (int c = 0; c < kColumns / 64; ++c) {
-        load_tile(to + L::kPieces + c * kBox, maps.h, arrived,
-                  {column + 64 * c, tile * kTokens, 0, 0});
-      }
+  }
+  // One thread calls it for all tiles in turn; those that do not exist are passed over.
+  __device__ void load_stage(int tile, Turn<L::kStages>& turn) const {
+    if (tile >= end) return;
+    barrier_wait(empty(turn.at), turn.phase ^ 1);
+    const uint32_t arrived = full(turn.at), to = stage(turn.at);
+    barrier_arrive_expecting(arrived, L::kStage);
+    for (int i = 0; i < 3 * L::kBlocks; ++i) {
+      load_tile(to + i * kBox, maps.pieces, arrived, {64 * i, tile * kTokens, 0, 0});
     }
+    for (int c = 0; c < kColumns / 64; ++c) {
+      load_tile(to + L::kPieces + c * kBox, maps.h, arrived,
+                {column + 64 * c, tile * kTokens, 0, 0});
+    }
+    turn.next();
   }
   __device__ void load_addends() const {
     Turn<L::kBuffers> turn;

@@ -42,6 +42,10 @@ bool takes_router_products(const RouterProducts& p, const GpuProperties& gpu) {
       (p.addend_TD.dtype() != DType::kFloat32 || !has_aligned_rows(p.addend_TD))) {
     return false;
   }
+  if (p.rows_CD.defined() && (p.rows_CD.dtype() != DType::kBFloat16 || p.slot_TK.size(1) > 8 ||
+                              !has_aligned_rows(p.rows_CD))) {
+    return false;
+  }
   return has_aligned_rows(p.h_TD) && has_aligned_rows(p.w_ED) && has_aligned_rows(p.dh_TD);
 }
 

@@ -4,7 +4,7 @@
 // 64 experts each of the weights' gradient, which stays in registers until the slice ends.
 #include "moiety/base/launch.cuh"
 #include "moiety/gemm/router_products.h"
-#include "moiety/gemm/sm90/router_block.cuh"
+#include "moiety/gemm/sm90/router_sums.cuh"
 
 namespace moiety::gemm {
 namespace sm90 {
@@ -29,12 +29,6 @@ __device__ void add_boxes(float (&d)[kColumns / 2], uint32_t from) {
   }
 }
 
-__device__ uint32_t pack(float low, float high) {
-  uint32_t both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
 // Rounds d into boxes of 64 columns.
 __device__ void write_boxes(const float (&d)[kColumns / 2], uint32_t to) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % kWarpGroup / 32 * 16 + lane % 16;
@@ -44,14 +38,14 @@ __device__ void write_boxes(const float (&d)[kColumns / 2], uint32_t to) {
     for (int j = 0; j < 8; j += 2) {
       const float* x = &d[32 * box + 4 * j];
       store_matrices(to + box * kBox + row * 128 + ((j + lane / 16) ^ row % 8) * 16,
-                     pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+                     bf16_word(x[0], x[1]), bf16_word(x[2], x[3]), bf16_word(x[4], x[5]),
+                     bf16_word(x[6], x[7]));
     }
   }
 }
 
-template <int kWidth>
-__device__ void multiply_rows(const RouterBlock<kWidth>& b) {
-  using L = RouterLayout<kWidth>;
+template <class L>
+__device__ void multiply_rows(const RouterBlock<L>& b) {
   const bool sends = threadIdx.x % kWarpGroup == 0;
   Turn<L::kStages> turn;
   Turn<L::kBuffers> out;
@@ -64,9 +58,9 @@ __device__ void multiply_rows(const RouterBlock<kWidth>& b) {
 #pragma unroll
     for (int piece = 2; piece >= 0; --piece) {
 #pragma unroll
-      for (int k = 0; k < kWidth / 16; ++k) {
+      for (int k = 0; k < L::kWidth / 16; ++k) {
         const uint32_t a = b.stage(turn.at) + (piece * L::kBlocks + k / 4) * kBox + k % 4 * 32;
-        multiply<false, true>(d, operand(a, kBox), operand(b.base + k * 16 * 128, kWidth * 128),
+        multiply<false, true>(d, operand(a, kBox), operand(b.base + k * 16 * 128, L::kWidth * 128),
                               piece < 2 || k > 0);
       }
     }
@@ -94,9 +88,8 @@ __device__ void multiply_rows(const RouterBlock<kWidth>& b) {
   if (sends) wait_stores_read<0>();
 }
 
-template <int kWidth>
-__device__ void multiply_weights(const RouterBlock<kWidth>& b, int group) {
-  using L = RouterLayout<kWidth>;
+template <class L>
+__device__ void multiply_weights(const RouterBlock<L>& b, int group) {
   float d[kColumns / 2] = {};
   Turn<L::kStages> turn;
   for (int tile = b.first; tile < b.end; ++tile, turn.next()) {
@@ -134,23 +127,26 @@ __device__ void multiply_weights(const RouterBlock<kWidth>& b, int group) {
   }
 }
 
-template <int kWidth>
-__global__ void __launch_bounds__(RouterLayout<kWidth>::kThreads, 1)
+template <class L>
+__global__ void __launch_bounds__(L::kThreads, 1)
     router_products(const __grid_constant__ RouterMaps maps,
                     const __grid_constant__ RouterSlices slices) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  const RouterBlock<kWidth> block(maps, slices, shared_address(memory));
+  const RouterBlock<L> block(maps, slices, shared_address(memory));
   if (threadIdx.x == 0) block.init();
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
-  if (role == 0) {
-    if (threadIdx.x != 0 && threadIdx.x != 32) return;
-    cudaGridDependencySynchronize();
-    threadIdx.x == 0 ? block.load_stages() : block.load_addends();
-  } else if (role == 1) {
-    multiply_rows(block);
-  } else {
-    multiply_weights(block, role - 2);
+  if (role == 1) return multiply_rows(block);
+  if (role > 1) return multiply_weights(block, role - 2);
+  cudaGridDependencySynchronize();
+  if constexpr (L::kSums) {
+    RowSummer<RouterBlock<L>>(block).run();
+  } else if (threadIdx.x == 0) {
+    block.load_w();
+    Turn<L::kStages> turn;
+    for (int tile = block.first; tile < block.end; ++tile) block.load_stage(tile, turn);
+  } else if (threadIdx.x == 32) {
+    block.load_addends();
   }
 }
 
@@ -165,11 +161,10 @@ CUtensorMap map_of(const TensorView& x, int box_rows) {
                     box_rows);
 }
 
-template <int kWidth>
+template <class L>
 void start(const RouterMaps& maps, const RouterSlices& slices, int64_t blocks,
            const Stream& stream) {
-  using L = RouterLayout<kWidth>;
-  launch("router_backward: products", router_products<kWidth>,
+  launch("router_backward: products", router_products<L>,
          {.blocks = blocks, .threads = L::kThreads, .shared_bytes = L::kBytes, .early = true},
          stream, maps, slices);
 }
@@ -188,15 +183,29 @@ void multiply_router(const RouterProducts& p, const Stream& stream) {
                   .addend = {},
                   .dh = map_of(p.dh_TD, 64)};
   if (p.addend_TD.defined()) maps.addend = map_of(p.addend_TD, 64);
-  const RouterSlices shape{.columns = blocks_for(model, kColumns),
-                           .tiles = tiles,
-                           .each = blocks_for(tiles, slices),
-                           .experts = static_cast<int>(experts),
-                           .model = static_cast<int>(model),
-                           .adds = p.addend_TD.defined(),
-                           .sums = p.sums_SED.data<float>()};
-  width == 64 ? start<64>(maps, shape, shape.columns * slices, stream)
-              : start<128>(maps, shape, shape.columns * slices, stream);
+  const bool sums = p.rows_CD.defined();
+  RouterSlices shape{.columns = blocks_for(model, kColumns),
+                     .tiles = tiles,
+                     .each = blocks_for(tiles, slices),
+                     .experts = static_cast<int>(experts),
+                     .model = static_cast<int>(model),
+                     .adds = sums || p.addend_TD.defined(),
+                     .sums = p.sums_SED.data<float>(),
+                     .rows = {}};
+  if (sums) {
+    shape.rows = {.rows = static_cast<const char*>(p.rows_CD.raw()),
+                  .stride = 2 * p.rows_CD.stride(0),
+                  .slots = p.slot_TK.data<int32_t>(),
+                  .tokens = tokens,
+                  .topk = static_cast<int>(p.slot_TK.size(1)),
+                  .rounds = p.rounds};
+  }
+  const auto run = [&]<int kWidth>() {
+    const auto start_it =
+        sums ? start<RouterLayout<kWidth, true>> : start<RouterLayout<kWidth, false>>;
+    start_it(maps, shape, shape.columns * slices, stream);
+  };
+  width == 64 ? run.template operator()<64>() : run.template operator()<128>();
 }
 
 }  // namespace moiety::gemm
