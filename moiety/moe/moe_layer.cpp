@@ -273,8 +273,11 @@ MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView p
                                         EpPlan& plan, Arena& arena, const Beside& exchange) const {
   const Stream& stream = exchange.stream();
   if (in_place()) {
-    plan = prepare(*group_, routing, plan_memory, stream);
-    return map(plan, h_TD, weight_TK, rows, arena, stream);
+    PrepareArgs with_maps = routing;
+    with_maps.w_TK = weight_TK;
+    with_maps.maps = {rows.source_C, rows.slot_w};
+    plan = prepare(*group_, with_maps, plan_memory, stream);
+    return send_nowhere(h_TD, arena, stream);
   }
   const Move move = [&](const DispatchArgs& a) {
     if (by_maps()) {
@@ -285,12 +288,6 @@ MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView p
     plan = plan_and_send(routing, a, plan_memory, stream);
   };
   return send(move, h_TD, weight_TK, rows, arena, exchange);
-}
-
-MoeLayer::Came MoeLayer::map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK,
-                             const MoeRows& rows, Arena& arena, Stream stream) const {
-  make_slot_maps(plan, weight_TK, {rows.source_C, rows.slot_w}, stream);
-  return send_nowhere(h_TD, arena, stream);
 }
 
 void MoeLayer::show_rows_that_came(TensorProbe* probe, Stream stream, const MoeSaved& saved,
@@ -309,7 +306,8 @@ void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeS
   ArenaScope temporaries(arena);
   Came came;
   if (in_place()) {
-    came = map(saved.plan, h_TD, saved.weight_TK, rows, arena, stream);
+    make_slot_maps(saved.plan, saved.weight_TK, {rows.source_C, rows.slot_w}, stream);
+    came = send_nowhere(h_TD, arena, stream);
   } else {
     Beside there = beside(Overlap::kNone, exchange, stream);
     const Move again = [&](const DispatchArgs& a) {

@@ -310,9 +310,6 @@ class MoeLayer {
   Came first_exchange(const PrepareArgs& routing, TensorView plan_memory, TensorView h_TD,
                       TensorView weight_TK, const MoeRows& rows, EpPlan& plan, Arena& arena,
                       const Beside& exchange) const;
-  // In kRank: the maps and weights of slots, and h as it would come.
-  Came map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
-           Arena& arena, Stream stream) const;
   // In kRank: h as it would come, which is h itself unless it travels quantized.
   Came send_nowhere(TensorView h_TD, Arena& arena, Stream stream) const;
   TensorView rows_of(const TensorView& dy_CD, const EpPlan& plan) const;
