@@ -21,10 +21,9 @@ struct RouterProducts {
   TensorView dh_TD;       // result, bfloat16: round(gradient w + addend)
   TensorView sums_SED;  // result, float32 [S, E, D] without gaps, optional: gradient^T h by slices
   // In place of an addend, optional: of token t it is the sum of the bfloat16 rows[slot[t, k]] over
-  // k ascending, in float32, without those whose slot is negative, then rounded to bfloat16 if
-  // `rounds`. Up to 8 slots a token, without gaps.
+  // k ascending, in float32, without those whose slot is negative, rounded to bfloat16. Up to 8
+  // slots a token, without gaps.
   TensorView rows_CD = {}, slot_TK = {};
-  bool rounds = false;
 };
 
 // Columns of a piece for so many experts; 0: more than the kernels take.

@@ -662,11 +662,10 @@ bool MoeLayer::end_in_place(const MoeSaved& saved, const gemm::MlpGradients& gra
                             MoeBackwardPass& pass) const {
   const MoeBackwardArgs& args = pass.args;
   if (!in_place() || args.probe || args.addend.defined()) return false;
+  if (config_.reduction != Reduction::kRank) return false;
   RouterBackwardArgs router = router_gradients(saved, args);
-  router.slots = {.rows_CD = gradients.dx,
-                  .dweight_C = gradients.dprob_R,
-                  .slot_TK = saved.plan.slot_TK,
-                  .rounds = config_.reduction == Reduction::kRank};
+  router.slots = {
+      .rows_CD = gradients.dx, .dweight_C = gradients.dprob_R, .slot_TK = saved.plan.slot_TK};
   if (!router_sums_slots(router, pass.stream)) return false;
   ArenaScope temporaries(*pass.arena);
   router_backward(router, *pass.arena, pass.stream);

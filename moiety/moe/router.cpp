@@ -236,8 +236,7 @@ gemm::RouterProducts products_of(const RouterBackwardArgs& args) {
           .dh_TD = args.dh_TD,
           .sums_SED = {},
           .rows_CD = args.slots.rows_CD,
-          .slot_TK = args.slots.slot_TK,
-          .rounds = args.slots.rounds};
+          .slot_TK = args.slots.slot_TK};
 }
 
 // Who multiplies in the backward pass: kernels of float32; or tensor cores, on which the gradient of

@@ -126,12 +126,11 @@ void router_choose_backward(const RouterConfig& config, const RouterChooseBackwa
 
 // What the experts' backward pass leaves in slots, in place of `dweight_TK` and `addend_TD`, for a
 // GPU that sums rows beside the router's products (router_sums_slots): the bits are those of
-// dispatch_backward's sums in a group of one rank.
+// dispatch_backward's sums in a group of one rank, with Reduction::kRank.
 struct RouterSlots {
   TensorView rows_CD;    // bfloat16; absent: none of this
   TensorView dweight_C;  // float32
   TensorView slot_TK;    // int32, -1: the pair has no slot
-  bool rounds = false;   // sums of rows, to bfloat16 (Reduction::kRank)
 };
 
 struct RouterBackwardArgs {

@@ -396,7 +396,7 @@ TEST_F(RouterGpu, BackwardOfBf16IsWithinTheBound) {
                                 {517, 64, 128, half, f32, false, 0},
                                 {2999, 264, 100, f32, f32, false, 1},
                                 {700, 2056, 65, half, f32, false, 0},
-                                {129, 8, 1, f32, none, false, 0},
+                                {129, 8, 3, f32, none, false, 0},
                                 {1500, 136, 64, f32, none, false, 1},
                                 {300, 64, 130, f32, f32, false, 1},
                                 {4096, 256, 32, f32, half, false, 1}}) {

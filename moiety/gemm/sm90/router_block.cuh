@@ -9,23 +9,25 @@ namespace moiety::gemm::sm90 {
 constexpr int kBox = 64 * 128;  // bytes of 64 rows of 128, the unit of copies
 constexpr int kTokens = 64, kColumns = 128;
 
-// Shared memory: w, stages, buffers for addends and results, and with kSums places of rows that are
-// summed, whose time leaves less to stages.
+// Shared memory: w, stages, and buffers for addends and results. With kSums two warp groups sum rows,
+// to bfloat16, through places of their own; their time leaves less to stages.
 template <int kColumnsOfPiece, bool kSumsRows>
 struct RouterLayout {
   static constexpr int kWidth = kColumnsOfPiece;
   static constexpr bool kSums = kSumsRows;
-  static constexpr int kBlocks = kWidth / 64;  // of 64 experts
-  static constexpr int kThreads = (2 + kBlocks) * kWarpGroup;
+  static constexpr int kBlocks = kWidth / 64;     // of 64 experts
+  static constexpr int kLoaders = kSums ? 2 : 1;  // warp groups
+  static constexpr int kThreads = (kLoaders + 1 + kBlocks) * kWarpGroup;
   static constexpr int kW = kColumns / 64 * kWidth * 128;
   static constexpr int kPieces = 3 * kBlocks * kBox;
   static constexpr int kStage = kPieces + kColumns / 64 * kBox;
   static constexpr int kStages = (kBlocks == 1 ? 3 : 2) - kSums;
-  static constexpr int kAddend = kColumns / 32 * kBox;
+  static constexpr int kAddend = kColumns / (kSums ? 64 : 32) * kBox;
   static constexpr int kBuffers = 2;
   static constexpr int kBuffersAt = kW + kStages * kStage;
   static constexpr int kRingAt = kBuffersAt + kBuffers * kAddend;
-  static constexpr int kBarriers = kRingAt + kSums * 4 * 8 * kWarpGroup * 16;
+  static constexpr int kRing = 3;  // groups of eight octets of a thread
+  static constexpr int kBarriers = kRingAt + kSums * kRing * 8 * kLoaders * kWarpGroup * 16;
   static constexpr int kBytes = kBarriers + 8 * (1 + 2 * kStages + 2 * kBuffers);
 };
 
@@ -40,7 +42,6 @@ struct RouterRows {
   const int32_t* slots;  // [T, topk]
   int64_t tokens;
   int topk;
-  bool rounds;
 };
 
 struct RouterSlices {
@@ -94,7 +95,7 @@ struct RouterBlock {
       barrier_init(empty(i), (1 + L::kBlocks) * kWarpGroup / 32);
     }
     for (int i = 0; i < L::kBuffers; ++i) {
-      barrier_init(buffer_full(i), L::kSums ? kWarpGroup / 32 : 1);
+      barrier_init(buffer_full(i), L::kSums ? L::kLoaders * kWarpGroup / 32 : 1);
       barrier_init(buffer_empty(i), 1);
     }
     barrier_init_fence();

@@ -29,17 +29,39 @@ __device__ void add_boxes(float (&d)[kColumns / 2], uint32_t from) {
   }
 }
 
-// Rounds d into boxes of 64 columns.
-__device__ void write_boxes(const float (&d)[kColumns / 2], uint32_t to) {
+// Where four matrices of 8 x 8 elements of bfloat16 lie, in boxes of 64 columns: from column 8j of a
+// box on, 16 columns of the warp's rows.
+__device__ uint32_t matrices(uint32_t boxes, int box, int j) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % kWarpGroup / 32 * 16 + lane % 16;
+  return boxes + box * kBox + row * 128 + ((j + lane / 16) ^ row % 8) * 16;
+}
+
+// d += what lies there, of the warp's rows.
+__device__ void add_matrices(float (&d)[kColumns / 2], uint32_t from) {
+#pragma unroll
+  for (int box = 0; box < kColumns / 64; ++box) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      uint32_t x[4];
+      load_matrices(x, matrices(from, box, j));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        d[32 * box + 4 * j + 2 * i] += __uint_as_float(x[i] << 16);
+        d[32 * box + 4 * j + 2 * i + 1] += __uint_as_float(x[i] & 0xFFFF0000u);
+      }
+    }
+  }
+}
+
+// Rounds d, the warp's rows.
+__device__ void write_matrices(const float (&d)[kColumns / 2], uint32_t to) {
 #pragma unroll
   for (int box = 0; box < kColumns / 64; ++box) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float* x = &d[32 * box + 4 * j];
-      store_matrices(to + box * kBox + row * 128 + ((j + lane / 16) ^ row % 8) * 16,
-                     bf16_word(x[0], x[1]), bf16_word(x[2], x[3]), bf16_word(x[4], x[5]),
-                     bf16_word(x[6], x[7]));
+      store_matrices(matrices(to, box, j), bf16_word(x[0], x[1]), bf16_word(x[2], x[3]),
+                     bf16_word(x[4], x[5]), bf16_word(x[6], x[7]));
     }
   }
 }
@@ -73,9 +95,13 @@ __device__ void multiply_rows(const RouterBlock<L>& b) {
     b.release(turn.at);
     barrier_wait(b.buffer_full(out.at), out.phase);
     const uint32_t here = b.buffer(out.at);
-    if (b.p.adds) add_boxes(d, here);
-    meet(1, kWarpGroup);  // all have read what is written over
-    write_boxes(d, here);
+    if constexpr (L::kSums) {
+      add_matrices(d, here);
+    } else {
+      if (b.p.adds) add_boxes(d, here);
+      meet(1, kWarpGroup);  // all have read what is written over
+    }
+    write_matrices(d, here);
     fence_for_engines();
     meet(1, kWarpGroup);
     sent = out.at;
@@ -136,8 +162,8 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   if (threadIdx.x == 0) block.init();
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
-  if (role == 1) return multiply_rows(block);
-  if (role > 1) return multiply_weights(block, role - 2);
+  if (role == L::kLoaders) return multiply_rows(block);
+  if (role > L::kLoaders) return multiply_weights(block, role - L::kLoaders - 1);
   cudaGridDependencySynchronize();
   if constexpr (L::kSums) {
     RowSummer<RouterBlock<L>>(block).run();
@@ -197,8 +223,7 @@ void multiply_router(const RouterProducts& p, const Stream& stream) {
                   .stride = 2 * p.rows_CD.stride(0),
                   .slots = p.slot_TK.data<int32_t>(),
                   .tokens = tokens,
-                  .topk = static_cast<int>(p.slot_TK.size(1)),
-                  .rounds = p.rounds};
+                  .topk = static_cast<int>(p.slot_TK.size(1))};
   }
   const auto run = [&]<int kWidth>() {
     const auto start_it =

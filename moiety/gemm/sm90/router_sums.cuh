@@ -1,6 +1,6 @@
-// The addend of a router's backward pass as sums of rows (router_products.h): a warp group sums 64
-// tokens by 128 columns at a time into a buffer. A thread has an octet of eight tokens; it copies
-// their rows' octets into places of shared memory that are its own, three groups of eight ahead of
+// The addend of a router's backward pass as sums of rows (router_products.h): two warp groups sum 64
+// tokens by 128 columns at a time into a buffer. A thread has an octet of four tokens; it copies
+// their rows' octets into places of shared memory that are its own, two groups of eight ahead of
 // those that it adds.
 #pragma once
 
@@ -17,8 +17,8 @@ class RowSummer {
   __device__ explicit RowSummer(const B& b)
       : b_(b),
         topk_(b.p.rows.topk),
-        tokens_(kChunks / topk_),
-        groups_(8 / tokens_),
+        tokens_(min(kChunks / topk_, kTokensOfThread)),
+        groups_(kTokensOfThread / tokens_),
         total_((b.end - b.first) * groups_),
         octet_(static_cast<int>(threadIdx.x) % 16),
         token_(static_cast<int>(threadIdx.x) / 16),
@@ -43,20 +43,22 @@ class RowSummer {
   }
 
  private:
-  // Eight octets at a time, in a ring of four groups.
-  static constexpr int kChunks = 8, kAhead = 3;
+  static constexpr int kThreads = L::kLoaders * kWarpGroup, kApart = kThreads / 16;
+  static constexpr int kTokensOfThread = kTokens / kApart;
+  static constexpr int kChunks = 8, kAhead = L::kRing - 1;
 
-  // The first of the tokens of a group that the thread has, 8 apart, within the tile.
-  __device__ int first_token(int g) const { return g % groups_ * tokens_ * 8 + token_; }
+  // The first of the tokens of a group that the thread has, kApart apart, within the tile.
+  __device__ int first_token(int g) const { return g % groups_ * tokens_ * kApart + token_; }
   // Of a group, lane j of 16 has the slot of octet j: those of a token follow each other.
   __device__ int32_t slot(int g) const {
-    const int64_t t = int64_t{b_.first + g / groups_} * kTokens + first_token(g) + 8 * of_term_;
+    const int64_t t =
+        int64_t{b_.first + g / groups_} * kTokens + first_token(g) + kApart * of_term_;
     const bool has = g < total_ && of_term_ < tokens_ && t < b_.p.rows.tokens;
     return has ? b_.p.rows.slots[t * topk_ + term_] : -1;
   }
   __device__ uint32_t place(int g, int chunk) const {
-    return b_.base + L::kRingAt +
-           ((g % (kAhead + 1) * kChunks + chunk) * kWarpGroup + threadIdx.x) * 16;
+    const int at = (g % L::kRing * kChunks + chunk) * kThreads + static_cast<int>(threadIdx.x);
+    return b_.base + L::kRingAt + at * 16;
   }
   __device__ void copy_group(int g) {
     const int32_t own = next_;
@@ -76,44 +78,45 @@ class RowSummer {
       }
       barrier_wait(b_.buffer_empty(buffer_.at), buffer_.phase ^ 1);
     }
-    const uint32_t alive = alive_ >> 8 * kAhead;
-    for (int i = 0; i < tokens_; ++i) {
-      float v[kOctet] = {};
-      bool any = false;
-      for (int k = 0; k < topk_; ++k) {
-        const int chunk = i * topk_ + k;
-        if (!(alive >> chunk & 1)) continue;
-        Octet<bf16> x;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-                     : "r"(place(g, chunk))
-                     : "memory");
+    const uint32_t alive = alive_ >> 8 * kAhead, of_token = (1u << topk_) - 1;
+    Octet<bf16> x[kChunks];
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) v[j] = any ? v[j] + x[j] : x[j];
-        any = true;
-      }
-      if (b_.p.rows.rounds) {
-        const Octet<bf16> rounded = round_octet<bf16>(v);
+    for (int j = 0; j < kChunks; ++j) {
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x[j].word[0]), "=r"(x[j].word[1]), "=r"(x[j].word[2]), "=r"(x[j].word[3])
+                   : "r"(place(g, j))
+                   : "memory");
+    }
+    float v[kOctet];
+    int token = first_token(g), k = 0;
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) v[j] = rounded[j];
+    for (int j = 0; j < kChunks; ++j) {
+      if (j == tokens_ * topk_) break;
+      if (k == 0) {
+#pragma unroll
+        for (float& f : v) f = -0.0f;  // to which anything may be added
       }
-      store(first_token(g) + 8 * i, v);
+      if (alive >> j & 1) {
+#pragma unroll
+        for (int i = 0; i < kOctet; ++i) v[i] += x[j][i];
+      }
+      if (++k < topk_) continue;
+      const bool any = alive >> (j + 1 - topk_) & of_token;
+      store(token, any ? round_octet<bf16>(v) : Octet<bf16>());
+      token += kApart;
+      k = 0;
     }
     if (g % groups_ != groups_ - 1) return;
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(b_.buffer_full(buffer_.at));
     buffer_.next();
   }
-  __device__ void store(int token, const float (&v)[kOctet]) const {
-    const uint32_t to = b_.buffer(buffer_.at) + octet_ / 4 * kBox + token * 128;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int piece = octet_ % 4 * 2 + half;
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + (piece ^ token % 8) * 16),
-                   "f"(v[4 * half]), "f"(v[4 * half + 1]), "f"(v[4 * half + 2]),
-                   "f"(v[4 * half + 3])
-                   : "memory");
-    }
+  __device__ void store(int token, const Octet<bf16>& v) const {
+    const uint32_t to = b_.buffer(buffer_.at) + octet_ / 8 * kBox + token * 128;
+    asm volatile(
+        "st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + (octet_ % 8 ^ token % 8) * 16),
+        "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+        : "memory");
   }
 
   const B& b_;
