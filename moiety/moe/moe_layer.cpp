@@ -41,8 +41,15 @@ struct MoeLayer::Experts {
     if (has_recipe()) {
       return quantized_mlp_backward_data(quantized, input, gradients, arena, stream);
     }
-    grouped_mlp_backward_data(plain, input, gradients,
-                              bytes(arena, grouped_mlp_workspace(plain, input)), stream);
+    // A GPU has read what B1 leaves when it writes dx over it.
+    const int64_t need = grouped_mlp_workspace(plain, input);
+    const TensorView& dx = gradients.dx;
+    const bool fits = stream.device().type == DeviceType::kCuda && dx.defined() &&
+                      dx.contiguous() && dx.bytes() >= need;
+    grouped_mlp_backward_data(
+        plain, input, gradients,
+        fits ? TensorView(dx.raw(), DType::kUInt8, {need}, dx.device()) : bytes(arena, need),
+        stream);
   }
   void backward_weights(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
                         const gemm::GradTarget& w2, const gemm::GradTarget& w1, Arena& arena,

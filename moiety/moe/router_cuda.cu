@@ -410,8 +410,8 @@ __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L
   store_pieces<L>(p.pieces + t * 3 * p.width, p.width, p.vector, dx);
 }
 
-// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices and their gradients are in
-// shared memory.
+// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices, their gradients and terms
+// are in shared memory.
 template <class L>
 __device__ void route_back(const BackwardParams& p, const float* dq, float* row, float* choices,
                            int64_t t, bool exists, float z_slope) {
@@ -431,13 +431,15 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
   scores.compute(config, x, p.vector);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
   __syncwarp();
-  float z = 1, mean = 0;
-  if (live) {
-    z = weight_divisor(config, row, idx);
-    for (int k = 0; config.renormalize && k < top_k; ++k) mean += dweight[k] * (row[idx[k]] / z);
+  float* const term = dweight + top_k;  // of the mean; a lane has the division of its choices
+  const float z = live ? weight_divisor(config, row, idx) : 1;
+  for (int k = L::lane(); live && config.renormalize && k < top_k; k += L::kLanes) {
+    term[k] = dweight[k] * (row[idx[k]] / z);
   }
   __syncwarp();
-  // From here on the row holds dp.
+  float mean = 0;
+  for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
+    // From here on the row holds dp.
 #pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
     if (L::expert(i) < p.stride) row[L::expert(i)] = 0;
@@ -508,7 +510,7 @@ __global__ void __launch_bounds__(L::kThreads)
     const int64_t t = first + slot;
     // All lanes of a warp compute together, whatever their tokens.
     float* const row = dq + (slot + 1) * p.stride;
-    float* const choices = dq + (slots + 1) * p.stride + slot * 2 * config.top_k;
+    float* const choices = dq + (slots + 1) * p.stride + slot * 3 * config.top_k;
     route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z);
     __syncwarp();
   }
@@ -636,7 +638,7 @@ void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardAr
                          stride,
                          octets_fit({&args.logits_TE, &dlogits})};
   const RouterBlock block =
-      choose_block(config.experts, 4 * stride, 4 * (stride + 2 * config.top_k));
+      choose_block(config.experts, 4 * stride, 4 * (stride + 3 * config.top_k));
   const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};
   using Start = KernelStart<BackwardParams>;
   const Start start = start_of<kRouterLayouts>(block.layout, [&]<RouterLayout k>() -> Start {
