@@ -199,6 +199,24 @@ __device__ void write_findings(const Params& p, int64_t required, int64_t droppe
        .value = {required, capacity, expert, static_cast<int64_t>(largest / p.experts)}});
 }
 
+struct RowsOfAll {
+  int64_t padded, kept, required, dropped, capacity;
+};
+__device__ void write_info(const Params& p, const RowsOfAll& rows) {
+  int64_t info[16] = {};
+  info[kInfoPadded] = rows.padded;
+  info[kInfoKept] = rows.kept;
+  info[kInfoRequired] = info[kInfoGroupRequired] = rows.required;
+  info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = rows.dropped;
+  info[kInfoCapacity] = rows.capacity;
+  info[kInfoGroupTokens] = p.tokens;
+  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
+  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
+  info[kInfoGroupOverflow] = rows.dropped > 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) p.info[i] = info[i];
+}
+
 // Finds the number of every expert's pairs that are kept (trim.h), their places, and the info
 // words. One block.
 __device__ void trim_experts(const Params& p) {
@@ -261,18 +279,7 @@ __device__ void trim_experts(const Params& p) {
   if (threadIdx.x > 0) return;
   p.offset[p.experts] = padded_all;
   *p.plan_tokens = static_cast<int32_t>(p.tokens);
-  int64_t info[16] = {};
-  info[kInfoPadded] = padded_all;
-  info[kInfoKept] = kept_all;
-  info[kInfoRequired] = info[kInfoGroupRequired] = required;
-  info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = dropped;
-  info[kInfoCapacity] = capacity;
-  info[kInfoGroupTokens] = p.tokens;
-  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
-  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
-  info[kInfoGroupOverflow] = dropped > 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) p.info[i] = info[i];
+  write_info(p, {padded_all, kept_all, required, dropped, capacity});
   write_findings(p, required, dropped, capacity, largest);
 }
 

@@ -410,6 +410,32 @@ __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L
   store_pieces<L>(p.pieces + t * 3 * p.width, p.width, p.vector, dx);
 }
 
+// The row of scores becomes the gradient of scores by the weights. Behind `dweight` [K] there is room
+// for K terms of the mean; a lane has the division of its choices.
+template <class L>
+__device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, const int32_t* idx,
+                                    float* dweight, bool live, float* row) {
+  const int top_k = static_cast<int>(config.top_k);
+  float* const term = dweight + top_k;
+  const float z = live ? weight_divisor(config, row, idx) : 1;
+  for (int k = L::lane(); live && config.renormalize && k < top_k; k += L::kLanes) {
+    term[k] = dweight[k] * (row[idx[k]] / z);
+  }
+  __syncwarp();
+  float mean = 0;
+  for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
+    // From here on the row holds dp.
+#pragma unroll
+  for (int i = 0; i < L::kEach; ++i) {
+    if (L::expert(i) < stride) row[L::expert(i)] = 0;
+  }
+  __syncwarp();
+  for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
+    row[idx[k]] += config.scale / z * (dweight[k] - mean);
+  }
+  __syncwarp();
+}
+
 // Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices, their gradients and terms
 // are in shared memory.
 template <class L>
@@ -431,24 +457,7 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
   scores.compute(config, x, p.vector);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
   __syncwarp();
-  float* const term = dweight + top_k;  // of the mean; a lane has the division of its choices
-  const float z = live ? weight_divisor(config, row, idx) : 1;
-  for (int k = L::lane(); live && config.renormalize && k < top_k; k += L::kLanes) {
-    term[k] = dweight[k] * (row[idx[k]] / z);
-  }
-  __syncwarp();
-  float mean = 0;
-  for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
-    // From here on the row holds dp.
-#pragma unroll
-  for (int i = 0; i < L::kEach; ++i) {
-    if (L::expert(i) < p.stride) row[L::expert(i)] = 0;
-  }
-  __syncwarp();
-  for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
-    row[idx[k]] += config.scale / z * (dweight[k] - mean);
-  }
-  __syncwarp();
+  add_weight_gradient<L>(config, p.stride, idx, dweight, live, row);
   const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
   float dx[L::kEach], part = 0;
 #pragma unroll
