@@ -4,6 +4,7 @@
 // lies between forward and backward. On a GPU the step is a graph that is replayed; rows `.host` are
 // the time in which the host enqueues it, operation by operation.
 #include <cmath>
+#include <optional>
 
 #include "bench/gemm/bursts.h"
 #include "bench/gemm/expert_shapes.h"
@@ -21,8 +22,8 @@ constexpr ExpertShape kCpuShapes[] = {{"c8", 2048, 256, 512, 8, 2}, {"c32", 4096
 
 class Layer {
  public:
-  Layer(const ExpertShape& shape, RowLayout layout, DType gradients, comm::Communicator& world,
-        const Stream& stream)
+  Layer(const ExpertShape& shape, RowLayout layout, const std::optional<RowCopies>& copies,
+        DType gradients, comm::Communicator& world, const Stream& stream)
       : s_(shape),
         stream_(stream),
         config_{.dtype = kHalf,
@@ -30,7 +31,8 @@ class Layer {
                 .ffn = s_.ffn,
                 .router = {.experts = s_.experts, .top_k = s_.topk},
                 .overflow = OverflowPolicy::kDrop,
-                .layout = layout},
+                .layout = layout,
+                .copies = copies},
         group_(EpGroup::create(world, ExpertMap(static_cast<int>(s_.experts), 1),
                                moe_limits(config_, s_.tokens), {.device = stream.device()})),
         layer_(config_, group_),
@@ -158,7 +160,7 @@ class Layer {
 };
 
 void run(Options& options) {
-  std::string device = "cpu", shape, layout, gradient = "bf16";
+  std::string device = "cpu", shape, layout, gradient = "bf16", copied;
   int threads = core_count();
   bool steady = false, skewed = false;
   std::vector<std::string> shapes = expert_shape_names();
@@ -166,6 +168,8 @@ void run(Options& options) {
   options.choice("--device", device, {"cpu", "cuda"}, "where")
       .choice("--shape", shape, shapes, "one alone; else all of the device")
       .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
+      .word("--copies", copied,
+            "products that read copies: letters of f, g, w, or -; else a choice")
       .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
       .number("--threads", threads, "of a CPU")
       .flag("--steady", steady, "on a GPU: also bursts of a second")
@@ -173,6 +177,11 @@ void run(Options& options) {
   if (!options.parse()) return;
   const bool gpu = device == "cuda";
   const DType gradients = gradient == "bf16" ? kHalf : DType::kFloat32;
+  std::optional<RowCopies> copies;
+  if (!copied.empty()) {
+    const auto has = [&](char c) { return copied.find(c) != std::string::npos; };
+    copies = RowCopies{.forward = has('f'), .gradient = has('g'), .weight_gradient = has('w')};
+  }
   if (gpu) require_device("moe_layer_bench", kGpu);
   comm::run_thread_ranks(1, {}, [&](comm::Communicator& world) {
     set_thread_budget(threads);
@@ -185,7 +194,7 @@ void run(Options& options) {
         if (!layout.empty() && layout != moe::name(wanted)) continue;
         for (const bool hot : {false, true}) {
           if (hot && !skewed) continue;
-          Layer layer(s, wanted, gradients, world, stream);
+          Layer layer(s, wanted, copies, gradients, world, stream);
           if (hot) layer.skew();
           layer.run(hot ? text("{}.skewed", name) : std::string(name), dense, steady);
         }

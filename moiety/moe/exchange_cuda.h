@@ -17,14 +17,18 @@ struct GpuState {
   // Counts of the prepare that runs, zero before and after it: pairs with idx < 0, with idx >= E,
   // and those from the first bad one to the end of the batch.
   unsigned long long masked = 0, bad = 0, behind_bad = 0;
+  unsigned blocks_done = 0;  // of its first launch, zero likewise
 };
 
-// Fills the plan's tensors and adds to the findings.
+// Fills the plan's tensors, and the maps of slots if it has any, and adds to the findings.
 void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuState* state,
                   const Stream& stream);
 // Writes the state's report, which then starts again from zero.
 void take_report_cuda(const TensorView& report, GpuState* state, const Stream& stream);
 
+// Checks the arguments of make_slot_maps; whether they are on a GPU.
+bool check_slot_maps(const EpPlan& plan, const TensorView& w_TK, const SlotMaps& maps,
+                     const Stream& stream);
 // Fills the maps of the plan's slots (slot_maps.h).
 void make_slot_maps_cuda(const EpPlan& plan, const TensorView& w_TK, const SlotMaps& maps,
                          const Stream& stream);

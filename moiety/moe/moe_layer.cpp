@@ -41,8 +41,15 @@ struct MoeLayer::Experts {
     if (has_recipe()) {
       return quantized_mlp_backward_data(quantized, input, gradients, arena, stream);
     }
-    grouped_mlp_backward_data(plain, input, gradients,
-                              bytes(arena, grouped_mlp_workspace(plain, input)), stream);
+    // A GPU has read what B1 leaves when it writes dx over it.
+    const int64_t need = grouped_mlp_workspace(plain, input);
+    const TensorView& dx = gradients.dx;
+    const bool fits = stream.device().type == DeviceType::kCuda && dx.defined() &&
+                      dx.contiguous() && dx.bytes() >= need;
+    grouped_mlp_backward_data(
+        plain, input, gradients,
+        fits ? TensorView(dx.raw(), DType::kUInt8, {need}, dx.device()) : bytes(arena, need),
+        stream);
   }
   void backward_weights(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
                         const gemm::GradTarget& w2, const gemm::GradTarget& w1, Arena& arena,
@@ -273,8 +280,11 @@ MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView p
                                         EpPlan& plan, Arena& arena, const Beside& exchange) const {
   const Stream& stream = exchange.stream();
   if (in_place()) {
-    plan = prepare(*group_, routing, plan_memory, stream);
-    return map(plan, h_TD, weight_TK, rows, arena, stream);
+    PrepareArgs with_maps = routing;
+    with_maps.w_TK = weight_TK;
+    with_maps.maps = {rows.source_C, rows.slot_w};
+    plan = prepare(*group_, with_maps, plan_memory, stream);
+    return send_nowhere(h_TD, arena, stream);
   }
   const Move move = [&](const DispatchArgs& a) {
     if (by_maps()) {
@@ -285,12 +295,6 @@ MoeLayer::Came MoeLayer::first_exchange(const PrepareArgs& routing, TensorView p
     plan = plan_and_send(routing, a, plan_memory, stream);
   };
   return send(move, h_TD, weight_TK, rows, arena, exchange);
-}
-
-MoeLayer::Came MoeLayer::map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK,
-                             const MoeRows& rows, Arena& arena, Stream stream) const {
-  make_slot_maps(plan, weight_TK, {rows.source_C, rows.slot_w}, stream);
-  return send_nowhere(h_TD, arena, stream);
 }
 
 void MoeLayer::show_rows_that_came(TensorProbe* probe, Stream stream, const MoeSaved& saved,
@@ -309,7 +313,8 @@ void MoeLayer::rows_again(const MoeWeights& weights, TensorView h_TD, const MoeS
   ArenaScope temporaries(arena);
   Came came;
   if (in_place()) {
-    came = map(saved.plan, h_TD, saved.weight_TK, rows, arena, stream);
+    make_slot_maps(saved.plan, saved.weight_TK, {rows.source_C, rows.slot_w}, stream);
+    came = send_nowhere(h_TD, arena, stream);
   } else {
     Beside there = beside(Overlap::kNone, exchange, stream);
     const Move again = [&](const DispatchArgs& a) {
@@ -609,7 +614,7 @@ void MoeLayer::backward_experts(const MoeBackwardArgs& args, const MoeSaved& sav
   show_rows(args.probe, stream, alive, "experts.fc2", "dhidden", gradients.dh, gradients.d_o);
   if (routed) {
     show_rows(args.probe, stream, alive, "experts.fc1", "drows", gradients.dx, gradients.dh);
-    send_home(saved, gradients, pass);
+    if (!end_in_place(saved, gradients, pass)) send_home(saved, gradients, pass);
   }
   weight_gradients(experts, targets, rows, saved.plan, gradient.dx_CD, arena, stream);
 }
@@ -637,27 +642,52 @@ void MoeLayer::send_home(const MoeSaved& saved, const gemm::MlpGradients& gradie
   pass.home.end();
 }
 
+RouterBackwardArgs MoeLayer::router_gradients(const MoeSaved& saved,
+                                              const MoeBackwardArgs& args) const {
+  return {.h_TD = args.h_TD,
+          .w_ED = args.weights.router_ED,
+          .logits_TE = saved.logits_TE,
+          .idx_TK = saved.idx_TK,
+          .dweight_TK = {},
+          .count = args.count,
+          .scope = args.scope,
+          .dw_ED = args.grads.router_ED,
+          .dw_beta = args.grads.router_beta,
+          .addend_TD = {},
+          .dh_TD = args.dh_TD,
+          .workspace = {}};
+}
+
+void MoeLayer::router_backward(RouterBackwardArgs args, Arena& arena, const Stream& stream) const {
+  const RouterConfig& router = config_.router;
+  args.workspace = bytes(arena, router_backward_workspace(router, config_.dtype, args.h_TD.size(0),
+                                                          config_.model, stream.device().type));
+  moe::router_backward(router, args, stream);
+}
+
+bool MoeLayer::end_in_place(const MoeSaved& saved, const gemm::MlpGradients& gradients,
+                            MoeBackwardPass& pass) const {
+  const MoeBackwardArgs& args = pass.args;
+  if (!in_place() || args.probe || args.addend.defined()) return false;
+  if (config_.reduction != Reduction::kRank) return false;
+  RouterBackwardArgs router = router_gradients(saved, args);
+  router.slots = {
+      .rows_CD = gradients.dx, .dweight_C = gradients.dprob_R, .slot_TK = saved.plan.slot_TK};
+  if (!router_sums_slots(router, pass.stream)) return false;
+  ArenaScope temporaries(*pass.arena);
+  router_backward(router, *pass.arena, pass.stream);
+  pass.ended = true;
+  return true;
+}
+
 void MoeLayer::end_backward(const MoeSaved& saved, MoeBackwardPass& pass) const {
   const MoeBackwardArgs& args = pass.args;
-  if (args.dh_TD.defined()) {
+  if (args.dh_TD.defined() && !pass.ended) {
     pass.home.join();
-    const RouterConfig& router = config_.router;
-    router_backward(router,
-                    {.h_TD = args.h_TD,
-                     .w_ED = args.weights.router_ED,
-                     .logits_TE = saved.logits_TE,
-                     .idx_TK = saved.idx_TK,
-                     .dweight_TK = pass.dweight_TK,
-                     .count = args.count,
-                     .scope = args.scope,
-                     .dw_ED = args.grads.router_ED,
-                     .dw_beta = args.grads.router_beta,
-                     .addend_TD = pass.gx_TD,
-                     .dh_TD = args.dh_TD,
-                     .workspace = bytes(
-                         *pass.arena, router_backward_workspace(router, config_.dtype,
-                                                                saved.plan.tokens, config_.model))},
-                    pass.stream);
+    RouterBackwardArgs router = router_gradients(saved, args);
+    router.dweight_TK = pass.dweight_TK;
+    router.addend_TD = pass.gx_TD;
+    router_backward(router, *pass.arena, pass.stream);
     show(args.probe, pass.stream, "router", "dh", args.dh_TD, pass.dweight_TK, pass.gx_TD);
   }
   pass.arena->release(pass.temporaries);

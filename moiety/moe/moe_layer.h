@@ -142,8 +142,9 @@ struct MoeBackwardArgs {
   TensorView addend;   // optional [T, D], in the layer's dtype or float32: added to dh
   TensorView count;    // int64 [S, E+1], over the scope of the losses (router.h)
   TensorView scope;    // int64 [2]
-  // Result, in the layer's dtype, rounded once. Absent: neither it nor the router's gradient is
-  // wanted, so that nothing goes back through rows and probabilities.
+  // Result, in the layer's dtype, rounded once; in place it is neither h nor dout. Absent: neither
+  // it nor the router's gradient is wanted, so that nothing goes back through rows and
+  // probabilities.
   TensorView dh_TD;
   TensorProbe* probe = nullptr;
   MoeRows rows = {};                    // from `rows_again`; absent: as forward saved them
@@ -193,6 +194,7 @@ struct MoeForwardPass {
 struct MoeBackwardPass {
   MoeBackwardArgs args;
   TensorView gx_TD, dweight_TK;
+  bool ended = false;  // there is dh already
   Beside home;
   Arena* arena = nullptr;
   Stream stream;
@@ -308,9 +310,6 @@ class MoeLayer {
   Came first_exchange(const PrepareArgs& routing, TensorView plan_memory, TensorView h_TD,
                       TensorView weight_TK, const MoeRows& rows, EpPlan& plan, Arena& arena,
                       const Beside& exchange) const;
-  // In kRank: the maps and weights of slots, and h as it would come.
-  Came map(const EpPlan& plan, TensorView h_TD, TensorView weight_TK, const MoeRows& rows,
-           Arena& arena, Stream stream) const;
   // In kRank: h as it would come, which is h itself unless it travels quantized.
   Came send_nowhere(TensorView h_TD, Arena& arena, Stream stream) const;
   TensorView rows_of(const TensorView& dy_CD, const EpPlan& plan) const;
@@ -333,6 +332,13 @@ class MoeLayer {
   // `free_CD` may be overwritten; if it is absent, memory of its size is taken where it is needed.
   void weight_gradients(Experts experts, const WeightGradients& args, const MoeRows& rows,
                         const EpPlan& plan, TensorView free_CD, Arena& arena, Stream stream) const;
+  // The gradients of the router, but for what comes from the experts.
+  RouterBackwardArgs router_gradients(const MoeSaved& saved, const MoeBackwardArgs& args) const;
+  void router_backward(RouterBackwardArgs args, Arena& arena, const Stream& stream) const;
+  // In place, on GPUs that can: the router's gradients, which sum the rows' gradients on the way,
+  // with the same bits. Returns whether it did.
+  bool end_in_place(const MoeSaved& saved, const gemm::MlpGradients& gradients,
+                    MoeBackwardPass& pass) const;
   // Sends the rows' gradients back through dispatch.
   void send_home(const MoeSaved& saved, const gemm::MlpGradients& gradients,
                  MoeBackwardPass& pass) const;

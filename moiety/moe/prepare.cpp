@@ -124,6 +124,8 @@ EpPlan check_prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_me
 EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, Stream stream) {
   EpPlan plan = check_prepare(group, args, plan_memory, stream);
   EpGroup::Impl& g = *group.impl();
+  const bool maps = args.w_TK.defined();
+  if (maps) check_slot_maps(plan, args.w_TK, args.maps, stream);
   if (g.peers) {
     g.among_peers(stream, [&](peers::PeerExchange& exchange) {
       exchange.prepare(plan, args, g.issued + 1, stream);
@@ -143,6 +145,7 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
                      [impl = group.impl(), plan, args](Exchange& exchange) {
                        make_plan(exchange, plan, args, impl->findings);
                      });
+  if (maps) make_slot_maps(plan, args.w_TK, args.maps, stream);
   return plan;
 }
 

@@ -32,6 +32,12 @@ enum class OverflowPolicy : uint8_t {
   kReport,  // as with kDrop, and counted for EpGroup::take_report
 };
 
+// Which row and weight every slot of a plan of one rank has (slot_maps.h).
+struct SlotMaps {
+  TensorView source_C;  // int32 [C]: the token, -1 for padding and the tail
+  TensorView slot_w;    // float32 [C]: the bits of w[t, k], 0 without a token
+};
+
 struct PrepareArgs {
   TensorView idx_TK;      // int32 or int64 [T, K]; rows may be strided
   int64_t alignment = 1;  // a >= 1; equal on all ranks
@@ -39,6 +45,9 @@ struct PrepareArgs {
   // Optional, int64 [1]: lowers the capacity in force; it is read when the operation runs.
   TensorView capacity_limit = {};
   OverflowPolicy overflow = OverflowPolicy::kError;  // equal on all ranks
+  // Optional, in a group of one rank: float32 [T, K], and the maps of slots to be filled with them.
+  TensorView w_TK = {};
+  SlotMaps maps = {};
 };
 
 // The words of EpPlan::info. Words of the group are equal on all ranks.

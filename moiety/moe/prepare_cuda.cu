@@ -1,6 +1,6 @@
-// prepare on a GPU, for a group of one rank: counts by blocks of tokens, their sums, the trim, and
-// the numbers of pairs and rows. The order of pairs is that of the CPU: no number depends on which
-// thread comes first.
+// prepare on a GPU, for a group of one rank, in two launches: counts by blocks of tokens, whose last
+// thread block makes their sums and the trim; and the numbers of pairs and rows, with the maps of
+// slots. The order of pairs is that of the CPU: no number depends on which thread comes first.
 #include "moiety/base/launch.cuh"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/trim.h"
@@ -8,9 +8,10 @@
 namespace moiety::moe {
 namespace {
 
-constexpr int kThreads = kTokenBlock;  // one thread for each token of a block
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kTrimThreads = 1024;
+constexpr int kBlocks = kThreads / kTokenBlock;  // blocks of tokens that a thread block counts
+constexpr int kBlockWarps = kTokenBlock / 32;
 constexpr int kExpertsOfThread = 4;  // most experts of a thread in the trim
 constexpr uint32_t kAll = 0xFFFFFFFFu;
 
@@ -27,6 +28,9 @@ struct Params {
   int64_t *info, *rows_real, *rows_padded, *rows_before, *offset;
   int32_t *slot_TK, *row_T, *recv_token, *recv_slot, *slot_row;
   int32_t *count_E, *rows, *plan_tokens, *row_end_B, *pair_end_BE;
+  const float* w_TK;  // null: no maps
+  int32_t* source_C;
+  float* slot_w;
 
   __device__ int64_t index(int64_t t, int k) const {
     const int64_t at = t * idx_stride + k * idx_step;
@@ -46,26 +50,32 @@ struct Params {
 
 __device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
 
-// Counts the pairs per expert and the rows of every block of tokens, and its errors; and marks that
-// no slot has a row yet.
-__global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__ Params p) {
-  extern __shared__ int32_t pairs_E[];
-  __shared__ uint8_t has_pair[kTokenBlock];
-  const int64_t b = blockIdx.x;
-  for (int64_t i = b * kThreads + threadIdx.x; i < p.capacity; i += int64_t{gridDim.x} * kThreads) {
+// Counts the pairs per expert and the rows of kBlocks blocks of tokens, and their errors; and marks
+// that no slot has a row yet.
+__device__ void count_blocks(const Params& p) {
+  extern __shared__ int32_t pairs_BE[];
+  __shared__ uint8_t has_pair[kThreads];
+  __shared__ int32_t rows_of_warp[kWarps];
+  const int64_t first = int64_t{blockIdx.x} * kBlocks;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.capacity;
+       i += int64_t{gridDim.x} * kThreads) {
     p.slot_row[i] = -1;
+    if (!p.w_TK) continue;
+    p.source_C[i] = -1;
+    p.slot_w[i] = 0;
   }
-  if (b >= p.blocks) return;
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) pairs_E[e] = 0;
+  for (int i = threadIdx.x; i < kBlocks * p.experts; i += kThreads) pairs_BE[i] = 0;
   has_pair[threadIdx.x] = 0;
   __syncthreads();
   int masked = 0, bad = 0, first_bad = 0;
-  const int pairs = p.pairs(b);
+  const int64_t left = p.tokens - first * kTokenBlock;
+  const int pairs = static_cast<int>(min(max(left, int64_t{0}), int64_t{kThreads})) * p.topk;
   for (int i = threadIdx.x; i < pairs; i += kThreads) {
-    const int64_t e = p.index_of(b, i);
+    const int token = i / p.topk;
+    const int64_t e = p.index_of(first, i);
     if (p.valid(e)) {
-      atomicAdd(&pairs_E[e], 1);
-      has_pair[i / p.topk] = 1;
+      atomicAdd(&pairs_BE[token / kTokenBlock * p.experts + e], 1);
+      has_pair[token] = 1;
     } else if (e < 0) {
       ++masked;
     } else if (bad++ == 0) {
@@ -73,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__
     }
   }
   if (bad > 0) {
-    const int64_t at = b * kTokenBlock * p.topk + first_bad;
+    const int64_t at = first * kTokenBlock * p.topk + first_bad;
     atomicMax(&p.state->behind_bad, static_cast<unsigned long long>(p.tokens * p.topk - at));
   }
   masked = warp_sum(masked);
@@ -83,41 +93,54 @@ __global__ void __launch_bounds__(kThreads) count_blocks(const __grid_constant__
     if (bad > 0) atomicAdd(&p.state->bad, static_cast<unsigned long long>(bad));
   }
   __syncthreads();
-  const int rows = __syncthreads_count(has_pair[threadIdx.x]);
-  if (threadIdx.x == 0) p.row_end_B[b] = rows;
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
-    p.pair_end_BE[b * p.experts + e] = pairs_E[e];
+  const uint32_t with_row = __ballot_sync(kAll, has_pair[threadIdx.x]);
+  if (threadIdx.x % 32 == 0) rows_of_warp[threadIdx.x / 32] = __popc(with_row);
+  __syncthreads();
+  const int64_t blocks = min(p.blocks - first, int64_t{kBlocks});
+  if (threadIdx.x < blocks) {
+    int rows = 0;
+    for (int w = 0; w < kBlockWarps; ++w) rows += rows_of_warp[threadIdx.x * kBlockWarps + w];
+    p.row_end_B[first + threadIdx.x] = rows;
+  }
+  for (int i = threadIdx.x; i < blocks * p.experts; i += kThreads) {
+    p.pair_end_BE[first * p.experts + i] = pairs_BE[i];
   }
 }
 
-// Turns the counts of blocks into their sums up to the end of each block. A thread block has 32
-// columns: experts, then the rows; a warp has a part of their blocks of tokens.
-__global__ void __launch_bounds__(kThreads) add_up(const __grid_constant__ Params p) {
-  __shared__ int32_t part[kWarps][32];
+// Turns the counts of blocks into their sums up to the end of each block. A warp has 32 columns,
+// experts, then the rows; where there are few, it has a part of their blocks of tokens.
+__device__ void add_up(const Params& p) {
+  __shared__ int32_t part_sum[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int column = static_cast<int>(blockIdx.x) * 32 + lane;
-  const bool of_rows = column == p.experts;
-  int32_t* const counts = of_rows ? p.row_end_B : p.pair_end_BE + column;
-  const int64_t stride = of_rows ? 1 : p.experts;
-  const int64_t share = (p.blocks + kWarps - 1) / kWarps;
-  const int64_t begin = min(warp * share, p.blocks);
-  const int64_t end = column <= p.experts ? min(begin + share, p.blocks) : begin;
-  int32_t sum = 0;
+  const int groups = p.experts / 32 + 1, parts = max(1, kWarps / groups), at_once = kWarps / parts;
+  const int64_t share = (p.blocks + parts - 1) / parts;
+  const int part = warp % parts;
+  for (int first = 0; first < groups; first += at_once) {
+    const int column = (first + warp / parts) * 32 + lane;
+    const bool of_rows = column == p.experts;
+    const bool exists = warp / parts < at_once && column <= p.experts;
+    int32_t* const counts = of_rows ? p.row_end_B : p.pair_end_BE + column;
+    const int64_t stride = of_rows ? 1 : p.experts;
+    const int64_t begin = min(part * share, p.blocks);
+    const int64_t end = exists ? min(begin + share, p.blocks) : begin;
+    int32_t sum = 0;
 #pragma unroll 8
-  for (int64_t b = begin; b < end; ++b) sum += counts[b * stride];
-  part[warp][lane] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int w = 0; w < warp; ++w) sum += part[w][lane];
+    for (int64_t b = begin; b < end; ++b) sum += counts[b * stride];
+    part_sum[warp][lane] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int w = warp - part; w < warp; ++w) sum += part_sum[w][lane];
+    __syncthreads();
 #pragma unroll 8
-  for (int64_t b = begin; b < end; ++b) counts[b * stride] = sum += counts[b * stride];
-  if (warp == kWarps - 1 && column <= p.experts) *(of_rows ? p.rows : p.count_E + column) = sum;
+    for (int64_t b = begin; b < end; ++b) counts[b * stride] = sum += counts[b * stride];
+    if (exists && part == parts - 1) *(of_rows ? p.rows : p.count_E + column) = sum;
+  }
 }
 
 // The sum over the block's threads before this one; `total` gets the sum over all. All threads call
 // it.
 __device__ int64_t sum_before(int64_t v, int64_t& total) {
-  __shared__ int64_t sum_of_warp[kTrimThreads / 32];
+  __shared__ int64_t sum_of_warp[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t sum = v;
 #pragma unroll
@@ -176,14 +199,32 @@ __device__ void write_findings(const Params& p, int64_t required, int64_t droppe
        .value = {required, capacity, expert, static_cast<int64_t>(largest / p.experts)}});
 }
 
+struct RowsOfAll {
+  int64_t padded, kept, required, dropped, capacity;
+};
+__device__ void write_info(const Params& p, const RowsOfAll& rows) {
+  int64_t info[16] = {};
+  info[kInfoPadded] = rows.padded;
+  info[kInfoKept] = rows.kept;
+  info[kInfoRequired] = info[kInfoGroupRequired] = rows.required;
+  info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = rows.dropped;
+  info[kInfoCapacity] = rows.capacity;
+  info[kInfoGroupTokens] = p.tokens;
+  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
+  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
+  info[kInfoGroupOverflow] = rows.dropped > 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) p.info[i] = info[i];
+}
+
 // Finds the number of every expert's pairs that are kept (trim.h), their places, and the info
 // words. One block.
-__global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_constant__ Params p) {
+__device__ void trim_experts(const Params& p) {
   __shared__ unsigned long long largest;  // pairs, then the smallest expert with so many
   if (threadIdx.x == 0) largest = 0;
   const int64_t limit_here = p.limit ? min(max(*p.limit, int64_t{0}), p.capacity) : p.capacity;
   const int64_t capacity = limit_here, room = capacity / p.alignment;
-  const int each = (p.experts + kTrimThreads - 1) / kTrimThreads;
+  const int each = (p.experts + kThreads - 1) / kThreads;
   Trim mine;
   mine.first = static_cast<int>(threadIdx.x) * each;
   mine.count = min(each, max(0, p.experts - mine.first));
@@ -238,19 +279,23 @@ __global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_consta
   if (threadIdx.x > 0) return;
   p.offset[p.experts] = padded_all;
   *p.plan_tokens = static_cast<int32_t>(p.tokens);
-  int64_t info[16] = {};
-  info[kInfoPadded] = padded_all;
-  info[kInfoKept] = kept_all;
-  info[kInfoRequired] = info[kInfoGroupRequired] = required;
-  info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = dropped;
-  info[kInfoCapacity] = capacity;
-  info[kInfoGroupTokens] = p.tokens;
-  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
-  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
-  info[kInfoGroupOverflow] = dropped > 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) p.info[i] = info[i];
+  write_info(p, {padded_all, kept_all, required, dropped, capacity});
   write_findings(p, required, dropped, capacity, largest);
+}
+
+__global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant__ Params p) {
+  __shared__ bool last;
+  count_blocks(p);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&p.state->blocks_done, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (threadIdx.x == 0) p.state->blocks_done = 0;
+  add_up(p);
+  __syncthreads();
+  trim_experts(p);
 }
 
 // Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
@@ -258,14 +303,16 @@ __global__ void __launch_bounds__(kTrimThreads) trim_experts(const __grid_consta
 __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
   extern __shared__ uint16_t before_WE[];  // an expert's pairs before a warp's, then those so far
   __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
-  __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kWarps];
+  __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kBlockWarps];
   const int64_t b = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.pairs(b);
-  const int share = ((pairs + 31) / 32 + kWarps - 1) / kWarps * 32;
+  const int threads = static_cast<int>(blockDim.x), warps = threads / 32;
+  const int share = ((pairs + 31) / 32 + warps - 1) / warps * 32;
   const int begin = warp * share, end = min(begin + share, pairs);
   uint16_t* const before_E = before_WE + warp * p.experts;
-  for (int i = threadIdx.x; i < kWarps * p.experts; i += kThreads) before_WE[i] = 0;
-  has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
+  const bool has_token = threadIdx.x < kTokenBlock;
+  for (int i = threadIdx.x; i < warps * p.experts; i += threads) before_WE[i] = 0;
+  if (has_token) has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
   __syncthreads();
   // Calls f(pair, expert or -1, lanes with the same expert).
   const auto for_pairs = [&](auto&& f) {
@@ -281,9 +328,9 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   };
   for_pairs([](int, int, uint32_t) {});
   __syncthreads();
-  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+  for (int e = threadIdx.x; e < p.experts; e += threads) {
     int sum = 0;
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < warps; ++w) {
       uint16_t& count = before_WE[w * p.experts + e];
       sum += count;
       count = static_cast<uint16_t>(sum - count);
@@ -304,21 +351,28 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
     slots[i] = static_cast<int32_t>(slot);
   });
   __syncthreads();
-  const uint32_t with_row = __ballot_sync(kAll, has_pair[threadIdx.x]);
-  if (lane == 0) rows_of_warp[warp] = __popc(with_row);
+  const uint32_t with_row = __ballot_sync(kAll, has_token && has_pair[threadIdx.x % kTokenBlock]);
+  if (has_token && lane == 0) rows_of_warp[warp] = __popc(with_row);
   __syncthreads();
-  int row = (b == 0 ? 0 : p.row_end_B[b - 1]) + __popc(with_row & ((1u << lane) - 1));
-  for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
-  const int64_t t = b * kTokenBlock + threadIdx.x;
-  if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
-  if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
-  row_of[threadIdx.x] = row;
+  if (has_token) {
+    int row = (b == 0 ? 0 : p.row_end_B[b - 1]) + __popc(with_row & ((1u << lane) - 1));
+    for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
+    const int64_t t = b * kTokenBlock + threadIdx.x;
+    if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
+    if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
+    row_of[threadIdx.x] = row;
+  }
   __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += kThreads) {
+  for (int i = threadIdx.x; i < pairs; i += threads) {
     const int token = i / p.topk;
     if (!has_pair[token]) continue;
-    p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slots[i];
-    if (slots[i] >= 0) p.slot_row[slots[i]] = row_of[token];
+    const int32_t slot = slots[i];
+    p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slot;
+    if (slot < 0) continue;
+    p.slot_row[slot] = row_of[token];
+    if (!p.w_TK) continue;
+    p.source_C[slot] = static_cast<int32_t>(b * kTokenBlock + token);
+    p.slot_w[slot] = p.w_TK[b * kTokenBlock * p.topk + i];
   }
 }
 
@@ -363,12 +417,17 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .rows = ints(plan.rows_RR),
                  .plan_tokens = ints(plan.tokens_R),
                  .row_end_B = ints(plan.row_end_BR),
-                 .pair_end_BE = ints(plan.pair_end_BE)};
-  launch("ep prepare, count", count_blocks,
-         {std::max<int64_t>(blocks, 1), kThreads, 4 * int64_t{p.experts}}, stream, p);
-  launch("ep prepare, add", add_up, {blocks_for(p.experts + 1, 32), kThreads}, stream, p);
-  launch("ep prepare, trim", trim_experts, {1, kTrimThreads}, stream, p);
-  launch("ep prepare, number", number_blocks, {blocks, kThreads, 2 * kWarps * int64_t{p.experts}},
+                 .pair_end_BE = ints(plan.pair_end_BE),
+                 .w_TK = args.w_TK.data<float>(),
+                 .source_C = ints(args.maps.source_C),
+                 .slot_w = args.maps.slot_w.data<float>()};
+  launch("ep prepare, count and trim", count_and_trim,
+         {std::max<int64_t>(blocks_for(blocks, kBlocks), 1), kThreads,
+          4 * kBlocks * int64_t{p.experts}},
+         stream, p);
+  // More warps than these have no shared memory where there are many experts.
+  const int warps = p.experts <= 1024 ? kWarps : kBlockWarps;
+  launch("ep prepare, number", number_blocks, {blocks, warps * 32, 2 * warps * int64_t{p.experts}},
          stream, p);
 }
 

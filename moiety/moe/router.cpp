@@ -6,12 +6,14 @@
 #include "moiety/base/check_devices.h"
 #include "moiety/base/cuda_built.h"
 #include "moiety/base/error.h"
+#include "moiety/base/gpu.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/parallel.h"
 #include "moiety/base/trace.h"
 #include "moiety/formats/bf16.h"
 #include "moiety/gemm/gemm.h"
 #include "moiety/gemm/grouped_gemm.h"
+#include "moiety/gemm/router_products.h"
 #include "moiety/moe/router_block.h"
 #include "moiety/moe/router_cuda.h"
 
@@ -84,10 +86,25 @@ void check_choice_backward(const char* op, const RouterConfig& config,
                            const RouterChooseBackwardArgs& args, int64_t tokens) {
   check_contiguous(op, "logits_TE", args.logits_TE, DType::kFloat32, {tokens, config.experts});
   check_contiguous(op, "idx_TK", args.idx_TK, DType::kInt32, {tokens, config.top_k});
-  check_contiguous(op, "dweight_TK", args.dweight_TK, DType::kFloat32, {tokens, config.top_k});
   check_count(op, config, args.count);
   check_segments(op, tokens, args.count.size(0));
   check_contiguous(op, "scope", args.scope, DType::kInt64, {2});
+}
+
+void check_weights(const char* op, const RouterConfig& config, const TensorView& dweight,
+                   int64_t tokens) {
+  check_contiguous(op, "dweight_TK", dweight, DType::kFloat32, {tokens, config.top_k});
+}
+
+void check_slots(const char* op, const RouterConfig& config, const RouterBackwardArgs& args,
+                 const Stream& stream) {
+  const RouterSlots& slots = args.slots;
+  MOIETY_CHECK(router_sums_slots(args, stream), "{}: slots.rows_CD is {}, which it does not sum {}",
+               op, slots.rows_CD.describe(), "for these operands");
+  const int64_t capacity = slots.rows_CD.size(0), tokens = args.h_TD.size(0);
+  check_tensor(op, "slots.rows_CD", slots.rows_CD, DType::kBFloat16, {-1, args.h_TD.size(1)});
+  check_contiguous(op, "slots.dweight_C", slots.dweight_C, DType::kFloat32, {capacity});
+  check_contiguous(op, "slots.slot_TK", slots.slot_TK, DType::kInt32, {tokens, config.top_k});
 }
 
 RouterChooseBackwardArgs choice_of(const RouterBackwardArgs& args, const TensorView& dlogits) {
@@ -102,6 +119,11 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   const int64_t tokens = args.h_TD.size(0), model = args.h_TD.size(1), experts = config.experts;
   const DType dtype = args.h_TD.dtype();
   check_choice_backward(op, config, choice_of(args, {}), tokens);
+  if (args.slots.rows_CD.defined()) {
+    check_slots(op, config, args, stream);
+  } else {
+    check_weights(op, config, args.dweight_TK, tokens);
+  }
   check_tensor(op, "dh_TD", args.dh_TD, dtype, {tokens, model});
   if (args.addend_TD.defined()) {
     const DType addend = args.addend_TD.dtype();
@@ -113,7 +135,8 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
     check_tensor(op, "dw_ED", args.dw_ED, dw == DType::kBFloat16 ? dw : DType::kFloat32,
                  {experts, model});
   }
-  check_workspace(op, args.workspace, router_backward_workspace(config, dtype, tokens, model));
+  check_workspace(op, args.workspace,
+                  router_backward_workspace(config, dtype, tokens, model, stream.device().type));
   return check_devices(op,
                        {{"h_TD", args.h_TD},
                         {"w_ED", args.w_ED},
@@ -125,6 +148,9 @@ bool check_backward(const RouterConfig& config, const RouterBackwardArgs& args,
                         {"dw_ED", args.dw_ED},
                         {"addend_TD", args.addend_TD},
                         {"dh_TD", args.dh_TD},
+                        {"slots.rows_CD", args.slots.rows_CD},
+                        {"slots.dweight_C", args.slots.dweight_C},
+                        {"slots.slot_TK", args.slots.slot_TK},
                         {"workspace", args.workspace}},
                        stream);
 }
@@ -201,19 +227,50 @@ int64_t weight_slices(int64_t tokens, int64_t experts, int64_t model) {
 // Their ends, and as many more as keep 16 bytes together.
 int64_t slice_words(int64_t slices) { return round_up(slices + 1, 2); }
 
-// What the products of the backward pass multiply, in the workspace. On tensor cores the gradient
-// of the logits is three bf16 pieces [T, 3E] that add up to it, which meet w three times; then the
-// products of the pieces, for each slice of tokens, are the rows of `sums`. Elsewhere it stays float32, and meets h and w that
-// are widened unless they are float32.
+// All but the pieces and sums.
+gemm::RouterProducts products_of(const RouterBackwardArgs& args) {
+  return {.pieces_TX = {},
+          .h_TD = args.h_TD,
+          .w_ED = args.w_ED,
+          .addend_TD = args.addend_TD,
+          .dh_TD = args.dh_TD,
+          .sums_SED = {},
+          .rows_CD = args.slots.rows_CD,
+          .slot_TK = args.slots.slot_TK};
+}
+
+// Who multiplies in the backward pass: kernels of float32; or tensor cores, on which the gradient of
+// the logits is three bf16 pieces that add up to it, by products of their own, or both in one launch.
+enum class BackwardProducts { kSingle, kPieces, kTogether };
+
+BackwardProducts choose_products(const RouterBackwardArgs& args, bool gpu, const Stream& stream) {
+  if (!gpu || args.h_TD.dtype() != DType::kBFloat16) return BackwardProducts::kSingle;
+  const bool aligned = reinterpret_cast<uintptr_t>(args.workspace.raw()) % 16 == 0;
+  if (aligned &&
+      gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index))) {
+    return BackwardProducts::kTogether;
+  }
+  return BackwardProducts::kPieces;
+}
+
+// What the products of the backward pass multiply, in the workspace. Pieces are [T, 3E], or wider
+// for products in one launch; else they meet w three times. The products with h are the rows of
+// `sums`, for each slice of tokens. Without pieces the gradient meets h and w that are widened
+// unless they are float32.
 struct BackwardParts {
-  bool pieces;
   TensorView dlogits, h, w, sums = {}, slices = {};
 
-  BackwardParts(const RouterBackwardArgs& args, bool in_pieces, const Stream& stream)
-      : pieces(in_pieces), h(args.h_TD), w(args.w_ED) {
+  BackwardParts(const RouterBackwardArgs& args, BackwardProducts products, const Stream& stream)
+      : h(args.h_TD), w(args.w_ED) {
     const int64_t tokens = h.size(0), model = h.size(1), experts = w.size(0);
     Parts parts(args.workspace, stream);
-    if (pieces) {
+    if (products == BackwardProducts::kTogether) {
+      dlogits = parts.take(DType::kBFloat16, tokens, 3 * gemm::router_width(experts));
+      if (!args.dw_ED.defined()) return;
+      sums = parts.take(DType::kFloat32, gemm::router_slices(tokens, model) * experts, model);
+      return;
+    }
+    if (products == BackwardProducts::kPieces) {
       const int64_t count = weight_slices(tokens, experts, model);
       slices = parts.take(DType::kInt64, 1, slice_words(count)).slice(1, 0, count + 1);
       sums = parts.take(DType::kFloat32, count * 3 * experts, model);
@@ -241,6 +298,19 @@ void multiply_slices(const RouterBackwardArgs& args, const BackwardParts& parts,
   product.b = {parts.h, {}};
   product.w = parts.sums.reshape({slices, rows, model});
   gemm::grouped_gemm(product, stream);
+}
+
+void multiply_together(const RouterBackwardArgs& args, const BackwardParts& parts,
+                       const Stream& stream) {
+  if constexpr (kCudaBuilt) {
+    gemm::RouterProducts products = products_of(args);
+    products.pieces_TX = parts.dlogits;
+    products.sums_SED = parts.sums;
+    gemm::multiply_router(products, stream);
+    if (args.dw_ED.defined()) {
+      detail::add_pieces_cuda(parts.sums, 1, args.dw_ED, args.dw_beta, stream);
+    }
+  }
 }
 
 void add_losses(const RouterConfig& config, const RouterLossArgs& args) {
@@ -332,7 +402,7 @@ int64_t router_forward_workspace(const RouterConfig& config, int64_t tokens, int
 }
 
 int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
-                                  int64_t model) {
+                                  int64_t model, std::optional<DeviceType> device) {
   const int64_t experts = config.experts;
   if (dtype == DType::kFloat32) return byte_size(dtype, tokens * experts);
   const int64_t widened = byte_size(DType::kFloat32, tokens * experts + (tokens + experts) * model);
@@ -340,7 +410,11 @@ int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64
   const int64_t pieces = byte_size(DType::kFloat32, slices * 3 * experts * model) +
                          byte_size(DType::kInt64, slice_words(slices)) +
                          byte_size(dtype, 3 * experts * (model + tokens));
-  return std::max(widened, pieces);
+  const int64_t together =
+      byte_size(dtype, 3 * gemm::router_width(experts) * tokens) +
+      byte_size(DType::kFloat32, gemm::router_slices(tokens, model) * experts * model);
+  return std::max(device == DeviceType::kCuda ? 0 : widened,
+                  device == DeviceType::kCpu ? 0 : std::max(pieces, together));
 }
 
 void router_forward(const RouterConfig& config, const RouterForwardArgs& args, Stream stream) {
@@ -401,6 +475,7 @@ void router_choose_backward(const RouterConfig& config, const RouterChooseBackwa
   check(config);
   check_contiguous(op, "dlogits_TE", args.dlogits_TE, DType::kFloat32, {-1, config.experts});
   check_choice_backward(op, config, args, args.dlogits_TE.size(0));
+  check_weights(op, config, args.dweight_TK, args.dlogits_TE.size(0));
   if (check_devices(op,
                     {{"logits_TE", args.logits_TE},
                      {"idx_TK", args.idx_TK},
@@ -409,10 +484,16 @@ void router_choose_backward(const RouterConfig& config, const RouterChooseBackwa
                      {"scope", args.scope},
                      {"dlogits_TE", args.dlogits_TE}},
                     stream)) {
-    if constexpr (kCudaBuilt) return detail::backward_rows_cuda(config, args, stream);
+    if constexpr (kCudaBuilt) return detail::backward_rows_cuda(config, args, {}, stream);
     fail_without_cuda(op);
   }
   stream.run([=] { detail::backward_rows(config, args); });
+}
+
+bool router_sums_slots(const RouterBackwardArgs& args, const Stream& stream) {
+  return stream.device().type == DeviceType::kCuda && args.h_TD.dtype() == DType::kBFloat16 &&
+         !args.addend_TD.defined() &&
+         gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index));
 }
 
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream) {
@@ -420,16 +501,19 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
   if (gpu && !kCudaBuilt) fail_without_cuda("router_backward");
   const TraceSpan span(TraceLane::kCompute, "router_backward",
                        {{"tokens", args.h_TD.size(0)}, {"experts", config.experts}});
-  const BackwardParts parts(args, gpu && args.h_TD.dtype() == DType::kBFloat16, stream);
+  const BackwardProducts products = choose_products(args, gpu, stream);
+  const bool pieces = products != BackwardProducts::kSingle;
+  const BackwardParts parts(args, products, stream);
   if (!gpu) {
     stream.run([=] { detail::backward_rows(config, choice_of(args, parts.dlogits)); });
   } else if constexpr (kCudaBuilt) {
-    detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), stream);
-    if (parts.pieces) {
+    detail::backward_rows_cuda(config, choice_of(args, parts.dlogits), args.slots, stream);
+    if (products == BackwardProducts::kTogether) return multiply_together(args, parts, stream);
+    if (pieces) {
       detail::stack_rows_cuda(args.w_ED, parts.w, args.h_TD.size(0), parts.slices, stream);
     }
   }
-  if (!parts.pieces && args.h_TD.dtype() != DType::kFloat32) {
+  if (!pieces && args.h_TD.dtype() != DType::kFloat32) {
     widen(args.h_TD, parts.h, stream);
     widen(args.w_ED, parts.w, stream);
   }
@@ -442,9 +526,9 @@ void router_backward(const RouterConfig& config, const RouterBackwardArgs& args,
              stream);
   if (!args.dw_ED.defined()) return;
   if constexpr (kCudaBuilt) {
-    if (parts.pieces) {
+    if (pieces) {
       multiply_slices(args, parts, stream);
-      return detail::add_pieces_cuda(parts.sums, args.dw_ED, args.dw_beta, stream);
+      return detail::add_pieces_cuda(parts.sums, 3, args.dw_ED, args.dw_beta, stream);
     }
   }
   gemm::gemm({.op = gemm::GemmOp::kNT,

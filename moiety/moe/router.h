@@ -25,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
@@ -123,6 +124,15 @@ struct RouterChooseBackwardArgs {
 void router_choose_backward(const RouterConfig& config, const RouterChooseBackwardArgs& args,
                             Stream stream);
 
+// What the experts' backward pass leaves in slots, in place of `dweight_TK` and `addend_TD`, for a
+// GPU that sums rows beside the router's products (router_sums_slots): the bits are those of
+// dispatch_backward's sums in a group of one rank, with Reduction::kRank.
+struct RouterSlots {
+  TensorView rows_CD;    // bfloat16; absent: none of this
+  TensorView dweight_C;  // float32
+  TensorView slot_TK;    // int32, -1: the pair has no slot
+};
+
 struct RouterBackwardArgs {
   TensorView h_TD, w_ED, logits_TE, idx_TK;  // as in forward
   TensorView dweight_TK;                     // float32, the gradient of weight_TK
@@ -133,11 +143,15 @@ struct RouterBackwardArgs {
   TensorView addend_TD;  // in h's dtype or float32, optional; may be dh itself
   TensorView dh_TD;      // result, in h's dtype: round(dx w + addend)
   TensorView workspace;  // uint8, at least router_backward_workspace bytes, aligned to 4; 16: fast
+  RouterSlots slots = {};
 };
 
+// Whether router_backward takes these slots, and operands, on the stream's device.
+bool router_sums_slots(const RouterBackwardArgs& args, const Stream& stream);
 void router_backward(const RouterConfig& config, const RouterBackwardArgs& args, Stream stream);
+// For one of the two kinds of devices, or without it for either.
 int64_t router_backward_workspace(const RouterConfig& config, DType dtype, int64_t tokens,
-                                  int64_t model);
+                                  int64_t model, std::optional<DeviceType> device = {});
 
 // The auxiliary-loss-free balance of DeepSeek-V3, once per optimizer step: bias_e += rate *
 // sign(mean(c) - c_e), with c = int64 [E], pairs of the whole global batch. `skip` is an optional

@@ -56,11 +56,11 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
-// Stores the three pieces of a row, at x, x + experts and x + 2 experts. Each rounds the rest that
+// Stores the three pieces of a row, `width` columns each. Each rounds the rest that
 // the ones before it leave, which is exact, so they add up to an element except for the part below
 // bf16's least, 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
 template <class L>
-__device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::kEach]) {
+__device__ void store_pieces(bf16* row, int width, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
   for (int i = 0; i < L::kEach; i += kOctet) {
     const int e = L::expert(i);
@@ -72,9 +72,8 @@ __device__ void store_pieces(bf16* row, int experts, bool vector, float (&v)[L::
       const Octet<bf16> octet = round_octet<bf16>(rest);
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) v[i + j] -= octet[j];
-      bf16* to = row + piece * experts + e;
-      vector ? store_octet<true>(to, octet, experts - e)
-             : store_octet<false>(to, octet, experts - e);
+      bf16* to = row + piece * width + e;
+      vector ? store_octet<true>(to, octet, width - e) : store_octet<false>(to, octet, width - e);
     }
   }
 }
@@ -395,7 +394,10 @@ struct BackwardParams {
   Blocks blocks;
   const int64_t* count;
   const int64_t* scope;
-  bf16* pieces;    // [T, 3E], instead of rows.dlogits
+  const int32_t* slots;  // [T, K], or null: of pairs, whose gradients of weights are by slot
+  const float* slot_dweight;
+  bf16* pieces;  // [T, 3 width], instead of rows.dlogits
+  int width;
   int64_t stride;  // distance between rows in shared memory
   bool vector;
 };
@@ -403,40 +405,59 @@ struct BackwardParams {
 template <class L>
 __device__ void store_gradient(const BackwardParams& p, int64_t t, float (&dx)[L::kEach]) {
   const int experts = static_cast<int>(p.rows.config.experts);
-  p.pieces ? store_pieces<L>(p.pieces + t * 3 * experts, experts, p.vector, dx)
-           : store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  if (!p.pieces) return store_row<L>(p.rows.dlogits + t * experts, experts, p.vector, dx);
+  for (int i = 0; i < L::kEach; ++i) dx[i] = L::expert(i) < experts ? dx[i] : 0;
+  store_pieces<L>(p.pieces + t * 3 * p.width, p.width, p.vector, dx);
 }
 
-// Computes dlogits of token t. `row` and `dq` [E] are in shared memory.
+// The row of scores becomes the gradient of scores by the weights. Behind `dweight` [K] there is room
+// for K terms of the mean; a lane has the division of its choices.
 template <class L>
-__device__ void route_back(const BackwardParams& p, const float* dq, float* row, int64_t t,
-                           bool exists, float z_slope) {
-  const RouterConfig& config = p.rows.config;
-  const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
-  const float* x = p.rows.logits + t * experts;
-  const int32_t* idx = p.rows.idx + t * top_k;
-  const float* dweight = p.rows.dweight + t * top_k;
-  const bool live = exists && idx[0] >= 0;
-  TokenScores<L> scores;
-  scores.compute(config, x, p.vector);
-  store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
-  __syncwarp();
-  float z = 1, mean = 0;
-  if (live) {
-    z = weight_divisor(config, row, idx);
-    for (int k = 0; config.renormalize && k < top_k; ++k) mean += dweight[k] * (row[idx[k]] / z);
+__device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, const int32_t* idx,
+                                    float* dweight, bool live, float* row) {
+  const int top_k = static_cast<int>(config.top_k);
+  float* const term = dweight + top_k;
+  const float z = live ? weight_divisor(config, row, idx) : 1;
+  for (int k = L::lane(); live && config.renormalize && k < top_k; k += L::kLanes) {
+    term[k] = dweight[k] * (row[idx[k]] / z);
   }
   __syncwarp();
-  // From here on the row holds dp.
+  float mean = 0;
+  for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
+    // From here on the row holds dp.
 #pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
-    if (L::expert(i) < p.stride) row[L::expert(i)] = 0;
+    if (L::expert(i) < stride) row[L::expert(i)] = 0;
   }
   __syncwarp();
   for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
     row[idx[k]] += config.scale / z * (dweight[k] - mean);
   }
   __syncwarp();
+}
+
+// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices, their gradients and terms
+// are in shared memory.
+template <class L>
+__device__ void route_back(const BackwardParams& p, const float* dq, float* row, float* choices,
+                           int64_t t, bool exists, float z_slope) {
+  const RouterConfig& config = p.rows.config;
+  const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
+  const float* x = p.rows.logits + t * experts;
+  auto* const idx = reinterpret_cast<int32_t*>(choices);
+  float* const dweight = choices + top_k;
+  for (int k = L::lane(); k < top_k; k += L::kLanes) {
+    const int64_t pair = t * top_k + k;
+    const int32_t slot = p.slots ? p.slots[pair] : 0;
+    idx[k] = p.rows.idx[pair];
+    dweight[k] = !p.slots ? p.rows.dweight[pair] : slot >= 0 ? p.slot_dweight[slot] : 0;
+  }
+  const bool live = exists && p.rows.idx[t * top_k] >= 0;
+  TokenScores<L> scores;
+  scores.compute(config, x, p.vector);
+  store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
+  __syncwarp();
+  add_weight_gradient<L>(config, p.stride, idx, dweight, live, row);
   const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
   float dx[L::kEach], part = 0;
 #pragma unroll
@@ -497,7 +518,9 @@ __global__ void __launch_bounds__(L::kThreads)
   for (int64_t first = begin; first < end; first += slots) {
     const int64_t t = first + slot;
     // All lanes of a warp compute together, whatever their tokens.
-    route_back<L>(p, dq, dq + (slot + 1) * p.stride, min(t, end - 1), t < end, z);
+    float* const row = dq + (slot + 1) * p.stride;
+    float* const choices = dq + (slots + 1) * p.stride + slot * 3 * config.top_k;
+    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z);
     __syncwarp();
   }
 }
@@ -607,7 +630,7 @@ void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
 }
 
 void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,
-                        const Stream& stream) {
+                        const RouterSlots& slots, const Stream& stream) {
   const TensorView& dlogits = args.dlogits_TE;
   const bool pieces = dlogits.dtype() == DType::kBFloat16;
   const Blocks blocks(args.logits_TE.size(0), args.count.size(0));
@@ -617,10 +640,14 @@ void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardAr
                          blocks,
                          args.count.data<int64_t>(),
                          args.scope.data<int64_t>(),
+                         slots.slot_TK.data<int32_t>(),
+                         slots.dweight_C.data<float>(),
                          pieces ? dlogits.data<bf16>() : nullptr,
+                         static_cast<int>(dlogits.size(1) / 3),
                          stride,
                          octets_fit({&args.logits_TE, &dlogits})};
-  const RouterBlock block = choose_block(config.experts, 4 * stride, 4 * stride);
+  const RouterBlock block =
+      choose_block(config.experts, 4 * stride, 4 * (stride + 3 * config.top_k));
   const LaunchShape shape{blocks.count, block.threads(), block.shared_bytes};
   using Start = KernelStart<BackwardParams>;
   const Start start = start_of<kRouterLayouts>(block.layout, [&]<RouterLayout k>() -> Start {

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kVector, class T>
+// kPieces: 3 or, if their sums are one, 1.
+template <int kPieces, bool kVector, class T>
 __global__ void __launch_bounds__(kAddThreads)
     add_pieces(const float* sums, int64_t slices, T* dw, int64_t stride, float beta, int64_t rows,
                int64_t columns) {
@@ -59,22 +60,23 @@ __global__ void __launch_bounds__(kAddThreads)
   const int64_t valid = columns - at.column, piece = rows * columns;
   const float* from = sums + at.row * columns + at.column;
   T* to = dw + at.row * stride + at.column;
-  float sum[3][kOctet] = {};    // of high, middle and low pieces
-  constexpr int kTogether = 4;  // slices that wait for memory together; absent ones are +0
+  float sum[kPieces][kOctet] = {};  // of high, middle and low pieces
+  // Slices that wait for memory together; absent ones are +0.
+  constexpr int kTogether = kPieces == 1 ? 8 : 4;
   for (int64_t slice = 0; slice < slices; slice += kTogether) {
-    Octet<float> x[kTogether][3];
+    Octet<float> x[kTogether][kPieces];
 #pragma unroll
     for (int s = 0; s < kTogether; ++s) {
 #pragma unroll
-      for (int k = 0; k < 3; ++k) {
-        x[s][k] = load_octet<kVector>(from + (3 * (slice + s) + k) * piece,
+      for (int k = 0; k < kPieces; ++k) {
+        x[s][k] = load_octet<kVector>(from + (kPieces * (slice + s) + k) * piece,
                                       slice + s < slices ? valid : 0);
       }
     }
 #pragma unroll
     for (const auto& of_slice : x) {
 #pragma unroll
-      for (int k = 0; k < 3; ++k) {
+      for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) sum[k][i] += of_slice[k][i];
       }
@@ -84,7 +86,9 @@ __global__ void __launch_bounds__(kAddThreads)
   float v[kOctet];
 #pragma unroll
   for (int i = 0; i < kOctet; ++i) {
-    v[i] = (sum[2][i] + sum[1][i]) + sum[0][i];
+    v[i] = sum[kPieces - 1][i];
+#pragma unroll
+    for (int k = kPieces - 2; k >= 0; --k) v[i] += sum[k][i];
     if (beta != 0) v[i] = fmaf(beta, old[i], v[i]);
   }
   store_octet<kVector>(to, round_octet<T>(v), valid);
@@ -100,16 +104,20 @@ void stack_rows_cuda(const TensorView& w_ED, const TensorView& out_3ED, int64_t 
          w_ED.size(0), w_ED.size(1), Slices{tokens, begin.numel() - 1, begin.data<int64_t>()});
 }
 
-void add_pieces_cuda(const TensorView& sums_S3ED, const TensorView& dw_ED, float beta,
-                     const Stream& stream) {
-  const bool vector = octets_fit({&sums_S3ED, &dw_ED});
-  const auto add = [&]<class T>(T* dw) {
-    launch("router_backward: add", vector ? add_pieces<true, T> : add_pieces<false, T>,
-           shape_for(dw_ED, kAddThreads), stream, sums_S3ED.data<float>(),
-           sums_S3ED.size(0) / (3 * dw_ED.size(0)), dw, dw_ED.stride(0), beta, dw_ED.size(0),
-           dw_ED.size(1));
+void add_pieces_cuda(const TensorView& sums_SPED, int64_t pieces, const TensorView& dw_ED,
+                     float beta, const Stream& stream) {
+  const bool vector = octets_fit({&sums_SPED, &dw_ED});
+  const int64_t slices = sums_SPED.size(0) / (pieces * dw_ED.size(0));
+  const auto add = [&]<int kPieces, class T>(T* dw) {
+    launch("router_backward: add",
+           vector ? add_pieces<kPieces, true, T> : add_pieces<kPieces, false, T>,
+           shape_for(dw_ED, kAddThreads), stream, sums_SPED.data<float>(), slices, dw,
+           dw_ED.stride(0), beta, dw_ED.size(0), dw_ED.size(1));
   };
-  dw_ED.dtype() == DType::kFloat32 ? add(dw_ED.data<float>()) : add(dw_ED.data<bf16>());
+  const auto add_to = [&]<class T>(T* dw) {
+    pieces == 1 ? add.template operator()<1>(dw) : add.template operator()<3>(dw);
+  };
+  dw_ED.dtype() == DType::kFloat32 ? add_to(dw_ED.data<float>()) : add_to(dw_ED.data<bf16>());
 }
 
 }  // namespace moiety::moe::detail

@@ -107,7 +107,8 @@ void make_row_map(const EpPlan& plan, TensorView source_C, Stream stream) {
   stream.run([=] { fill_rows(plan, source_C.data<int32_t>()); });
 }
 
-void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream) {
+bool check_slot_maps(const EpPlan& plan, const TensorView& w_TK, const SlotMaps& maps,
+                     const Stream& stream) {
   MOIETY_CHECK(plan.rows_RR.size(0) == 1, "{}: a plan of {} ranks, expected one", kName,
                plan.rows_RR.size(0));
   check_tensor(kName, "w_TK", w_TK, DType::kFloat32, {plan.tokens, plan.topk});
@@ -116,12 +117,16 @@ void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, S
   MOIETY_CHECK(w_TK.contiguous() && maps.source_C.contiguous() && maps.slot_w.contiguous(),
                "{}: w_TK is {}, source_C {}, slot_w {}, expected contiguous", kName,
                w_TK.describe(), maps.source_C.describe(), maps.slot_w.describe());
-  if (check_devices(kName,
-                    {{"plan", plan.slot_TK},
-                     {"w_TK", w_TK},
-                     {"source_C", maps.source_C},
-                     {"slot_w", maps.slot_w}},
-                    stream)) {
+  return check_devices(kName,
+                       {{"plan", plan.slot_TK},
+                        {"w_TK", w_TK},
+                        {"source_C", maps.source_C},
+                        {"slot_w", maps.slot_w}},
+                       stream);
+}
+
+void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream) {
+  if (check_slot_maps(plan, w_TK, maps, stream)) {
     if constexpr (kCudaBuilt) return make_slot_maps_cuda(plan, w_TK, maps, stream);
     fail_without_cuda(kName);
   }

@@ -8,13 +8,8 @@
 
 namespace moiety::moe {
 
-struct SlotMaps {
-  TensorView source_C;  // int32 [C]: the token, -1 for padding and the tail
-  TensorView slot_w;    // float32 [C]: the bits of w[t, k], 0 without a token
-};
-
 // Fills the maps of a plan of one rank, with w_TK float32 [T, K]. EpPlan::slot_TK is the inverse of
-// source_C. On a GPU if the stream is, in one launch.
+// source_C. On a GPU if the stream is, in one launch; `prepare` fills them on its way (PrepareArgs).
 void make_slot_maps(const EpPlan& plan, TensorView w_TK, const SlotMaps& maps, Stream stream);
 
 // T tokens, K choices, E experts, R = T * K rows. A pair is valid if 0 <= idx < E; the rows of an

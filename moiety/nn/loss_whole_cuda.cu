@@ -51,27 +51,6 @@ __device__ void store_in_cluster(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
-// kCount sums over the lanes at once, with the additions of device::fold, as device::fold_rows has
-// them, which spills here: every step halves the number of sums that a lane carries on. Lane l gets
-// sum l / (32 / kCount).
-template <int kOffset, int kCount>
-__device__ float fold_groups(const float (&sums)[kCount]) {
-  constexpr int kLeft = kCount > 1 ? kCount / 2 : 1;
-  float left[kLeft];
-  const bool upper = threadIdx.x & kOffset;
-#pragma unroll
-  for (int i = 0; i < kLeft; ++i) {
-    const float keep = upper ? sums[kCount - kLeft + i] : sums[i];
-    const float give = upper ? sums[i] : sums[kCount - kLeft + i];
-    left[i] = keep + __shfl_xor_sync(kAllLanes, give, kOffset);
-  }
-  if constexpr (kOffset == 1) {
-    return left[0];
-  } else {
-    return fold_groups<kOffset / 2>(left);
-  }
-}
-
 // The rows of a cluster that have a target, one after the other. Lanes look at 32 rows at a time.
 struct RowWalk {
   const LossParams& p;
@@ -232,7 +211,7 @@ class Warp {
 #pragma unroll
         for (const float x : e) sums[i] += x;
       }
-      const float sum = fold_groups<16>(sums);
+      const float sum = device::fold_rows<32>(sums);
       const int group = kFrom + lane() / (32 / kCount);
       if (lane() % (32 / kCount) != 0 || group >= groups_) return;
 #pragma unroll

@@ -32,24 +32,22 @@ __device__ float fold(float sum) {
 // kCount sums over the lanes at once, with the additions of `fold`: every step halves the number of
 // sums that a lane carries on. Lane l gets sum l / (kLanes / kCount).
 template <int kLanes, int kCount>
-__device__ float fold_rows(float (&sums)[kCount]) {
+__device__ float fold_rows(const float (&sums)[kCount]) {
   static_assert(kCount <= kLanes);
-  int count = kCount;
+  constexpr int kOffset = kLanes / 2, kLeft = kCount > 1 ? kCount / 2 : 1;
+  float left[kLeft];
+  const bool upper = threadIdx.x & kOffset;
 #pragma unroll
-  for (int o = kLanes / 2; o >= 1; o /= 2) {
-    if (count == 1) {
-      sums[0] += __shfl_xor_sync(kWarp, sums[0], o);
-      continue;
-    }
-    count /= 2;
-    const bool upper = threadIdx.x & o;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const float give = upper ? sums[i] : sums[i + count];
-      sums[i] = (upper ? sums[i + count] : sums[i]) + __shfl_xor_sync(kWarp, give, o);
-    }
+  for (int i = 0; i < kLeft; ++i) {
+    const float keep = upper ? sums[kCount - kLeft + i] : sums[i];
+    const float give = upper ? sums[i] : sums[kCount - kLeft + i];
+    left[i] = keep + __shfl_xor_sync(kWarp, give, kOffset);
   }
-  return sums[0];
+  if constexpr (kOffset == 1) {
+    return left[0];
+  } else {
+    return fold_rows<kOffset>(left);
+  }
 }
 
 // The rows of the class that row `first` begins.

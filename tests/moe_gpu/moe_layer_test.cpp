@@ -30,6 +30,7 @@ constexpr Sizes kSizes[] = {{"few columns", 300, 64, 40, 6, 2},
 
 struct Options {
   bool recompute = false, delay = false;
+  bool addend = true;  // to the gradient of h
   int64_t capacity = -1;
   std::optional<QuantSpec> dispatch = {};
   const gemm::Recipe* recipe = nullptr;
@@ -136,7 +137,7 @@ class LayerOnGpu : public GpuTest {
                                   .bias_beta = scalar},
                         .h_TD = h,
                         .dout_TD = dout,
-                        .addend = addend,
+                        .addend = o.addend ? addend.view() : TensorView(),
                         .count = count,
                         .scope = scope,
                         .dh_TD = dh,
@@ -195,6 +196,25 @@ TEST_F(LayerOnGpu, RowsReadThroughMapsGiveTheBitsOfCopies) {
         expect_same_bits(s, dtype, o);
       }
     }
+  }
+}
+
+// Without an addend Hopper sums rows beside the router's products, up to 128 experts and 8 choices.
+TEST_F(LayerOnGpu, RowsSummedBesideTheRouterHaveTheBitsOfSums) {
+  for (const Sizes& s : {Sizes{"128 experts", 700, 264, 64, 100, 8},
+                         {"64 experts", 1000, 128, 40, 64, 4},
+                         {"few", 1, 8, 16, 3, 3},
+                         {"many slices", 5000, 520, 32, 20, 1},
+                         {"too many choices", 200, 128, 40, 64, 9},
+                         {"no alignment", 130, 60, 28, 5, 3}}) {
+    for (const Options& o : std::initializer_list<Options>{
+             {.addend = false}, {.delay = true, .addend = false, .capacity = s.tokens}}) {
+      SCOPED_TRACE(text("delay {}, capacity {}", o.delay, o.capacity));
+      expect_same_bits(s, DType::kBFloat16, o);
+    }
+    const auto eager = steps(s, DType::kBFloat16, RowLayout::kRank, {.addend = false}),
+               replayed = steps(s, DType::kBFloat16, RowLayout::kRank, {.addend = false}, true);
+    for (const auto& [what, bytes] : eager) EXPECT_TRUE(replayed.at(what) == bytes) << what;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "moiety/model/transformer.h"
 #include "moiety/model/weight_layout.h"
 #include "moiety/moe/prepare.h"
+#include "moiety/moe/router.h"
 #include "moiety/moe/row_layout.h"
 #include "moiety/moe/slot_maps.h"
 #include "moiety/nn/loss.h"
@@ -285,6 +286,14 @@ int64_t forward_bytes(const PassSizes& s, int64_t outputs, int64_t products, int
   return copies + std::max(outputs + products, copies > 0 ? s.codes + rows + ordered : 0);
 }
 
+// What the router's backward pass works in, without the gradient of its logits: on a CPU h and its
+// weight in float32.
+int64_t router_workspace(const model::Config& c, const PassSizes& s) {
+  if (s.item == kFloatBytes) return 0;
+  if (!s.on_gpu()) return (s.own + c.router.experts) * s.d * kFloatBytes;
+  return moe::router_backward_workspace(c.router, DType::kBFloat16, s.own, s.d, s.device.type);
+}
+
 // The most bytes that a layer takes of which nothing is kept.
 int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
                            const QuantizedLinears& q) {
@@ -347,7 +356,7 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   if (!reached.moe) return std::max(layer + std::max(others, dense), outside);
   const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
   const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
-  const int64_t widened = s.item == kFloatBytes ? 0 : wide + c.router.experts * s.d * kFloatBytes;
+  const int64_t widened = router_workspace(c, s);
   // The gradients of experts' rows, and the part of them that delayed weight gradients read: with
   // maps that of out and h have T rows each.
   const int64_t rows_d = s.capacity * s.d * s.item, inner = s.capacity * c.d_ffn * s.item;
