@@ -143,6 +143,7 @@ void add_ranks(const Settings& settings, double alone, const Result& result, ben
   if (settings.overlap == moe::Overlap::kNone) row.label += ".none";
   if (settings.overlap == moe::Overlap::kWgrad) row.label += ".wgrad";
   if (settings.overlap == moe::Overlap::kShared) row.label += ".shared";
+  if (settings.zero_copy) row.label += ".direct";
   if (settings.comm_sms > 0) row.label += text(".sms{}", settings.comm_sms);
   if (settings.layout != moe::RowLayout::kAuto) row.label += text(".{}", name(settings.layout));
   row.against = "one GPU, the slower of them";
@@ -165,6 +166,7 @@ void run(bench::Options& options) {
           "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")
       .flag("--balanced", settings.balanced, "uniform routing, whatever the routers' scores are")
       .flag("--delay-wgrad", settings.delay_wgrad, "moe.delay_wgrad")
+      .flag("--zero-copy", settings.zero_copy, "ep.zero_copy = auto")
       .number("--comm-sms", settings.comm_sms, "ep.comm_sms")
       .flag("--groups", settings.groups, "on a GPU: the time of a step by operation")
       .flag("--eager", settings.eager, "on a GPU: not captured")

@@ -11,6 +11,7 @@
 #include "moiety/base/step_ring.h"
 #include "moiety/comm/communicator.h"
 #include "moiety/comm/gpu_waits.h"
+#include "moiety/comm/symmetric_buffer.h"
 #include "moiety/model/step_input.h"
 #include "moiety/model/transformer.h"
 #include "moiety/moe/gpu_exchange.h"
@@ -49,7 +50,8 @@ struct Settings {
   // in turn, so that tokens have some on all ranks, as if they had chosen by lot.
   bool balanced = false;
   bool delay_wgrad = false;
-  int comm_sms = 0;  // ep.comm_sms
+  bool zero_copy = false;  // ep.zero_copy = auto
+  int comm_sms = 0;        // ep.comm_sms
   DType dtype = DType::kBFloat16;
 };
 
@@ -114,6 +116,7 @@ class Rank {
         arena_("bench", device_) {
     optimizer_.initialize(1, stream_);
     model_.bind(optimizer_.parameters());
+    if (settings.zero_copy && on_gpus()) share_rows(settings);
     auto* words = reinterpret_cast<double*>(input_.slot(0));
     words[optim::input_word::kLr] = kLearningRate;
     words[optim::input_word::kWeightDecay] = kWeightDecay;
@@ -194,7 +197,10 @@ class Rank {
   const Stream& stream() const { return stream_; }
   const model::Config& config() const { return config_; }
   const gemm::PathReport* expert_path() const { return model_.expert_path(); }
-  void close() { group_.close(); }
+  void close() {
+    group_.close();
+    if (shared_rows_) shared_rows_.close();
+  }
 
  private:
   static gtp::Grid grid_of(const Settings& settings, int ranks) {
@@ -225,7 +231,17 @@ class Rank {
         groups_.of({gtp::Axis::kEp}),
         settings.balanced ? moe::ExpertMap(in_turn, ranks) : moe::ExpertMap(experts, ranks),
         model::ep_limits(config_, settings.dtype, tokens() / grid().tp),
-        {.comm_sms = settings.comm_sms, .device = device_});
+        {.zero_copy = settings.zero_copy ? moe::ZeroCopy::kAuto : moe::ZeroCopy::kOff,
+         .comm_sms = settings.comm_sms,
+         .device = device_});
+  }
+  // Rows that peers reach, as the trainer lends them.
+  void share_rows(const Settings& settings) {
+    comm::Communicator& ranks = groups_.of({gtp::Axis::kEp});
+    const int64_t bytes = model::lent_bytes(config_, settings.dtype, capacity_, false);
+    shared_rows_ = comm::SymmetricBuffer::create(ranks, "expert rows", bytes, device_);
+    group_.attach(shared_rows_);
+    arena_.lend({shared_rows_.local(), static_cast<size_t>(bytes)});
   }
   const gtp::Grid& grid() const { return groups_.grid(); }
   int64_t tokens() const { return sequences_ * shape_.seq_len; }
@@ -244,6 +260,7 @@ class Rank {
   model::StepSums sums_;
   InboundRing input_, batches_;
   Tensor report_;
+  comm::SymmetricBuffer shared_rows_;
   Arena arena_;
   double stood_ms_ = 0;
 };

@@ -17,8 +17,9 @@ namespace moiety::gpu {
 GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
-// Makes it the GPU to which this thread comes back from calls for others, 0 without this: to come
-// back to a GPU makes a context there.
+// Makes it the GPU to which this thread comes back from calls for others, unless the process has a
+// context on the one that it is now (0 at first): to come back to a GPU makes one there, which takes
+// some hundred MB of it. So a thread that works for one GPU says which.
 void make_current(int device);
 
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much
@@ -30,8 +31,11 @@ void* allocate_pinned(int64_t bytes, const char* what);
 void free_pinned(void* data) noexcept;
 
 // A stream that neither waits for the legacy default stream nor holds it up, of a high priority. It
-// has been used once: a stream's first work does not begin while a kernel waits on the GPU, so if that
-// is the kernel of a rank which waits for this work, both stand (docs/adr/0031-processes-without-mpi.md).
+// has been used: a stream's first work does not begin while a kernel waits on the GPU, so if that is the
+// kernel of a rank which waits for this work, both stand; and where streams are made anew again and
+// again, a captured step may come to stand behind a kernel that waits for it. So the process keeps a
+// stream that is given back, for the next who asks; it comes with the work that it still has
+// (docs/adr/0031-processes-without-mpi.md#what-stood-still).
 void* create_stream(int device);
 // The same of the lowest priority.
 void* create_lane(int device);

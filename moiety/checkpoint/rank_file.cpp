@@ -108,19 +108,27 @@ RankFile::RankFile(StateView view, const Manifest& head, int rank, int64_t piece
 }
 
 void RankFile::take_copy(std::byte* memory, const Stream& stream) {
-  parallel_tasks(std::ssize(plan_.pieces), [&](int64_t i) {
+  std::vector<size_t> in_host_memory;
+  for (size_t i = 0; i < memory_.size(); ++i) {
     const FilePlan::Piece& p = plan_.pieces[i];
+    if (p.end == p.begin) continue;
     Memory& from = memory_[i];
-    if (p.end == p.begin) return;
-    std::byte* const to = memory + p.begin;
     if (from.device.type == DeviceType::kCpu) {
-      std::memcpy(to, from.data, p.end - p.begin);
-    } else {
-      copy(TensorView(to, DType::kUInt8, {p.bytes()}),
-           TensorView(const_cast<std::byte*>(from.data), DType::kUInt8, {p.bytes()}, from.device),
-           stream);
+      in_host_memory.push_back(i);
+      continue;
     }
+    std::byte* const to = memory + p.begin;
+    copy(TensorView(to, DType::kUInt8, {p.bytes()}),
+         TensorView(const_cast<std::byte*>(from.data), DType::kUInt8, {p.bytes()}, from.device),
+         stream);
     from = {to, {}};
+  }
+  parallel_tasks(std::ssize(in_host_memory), [&](int64_t k) {
+    const size_t i = in_host_memory[k];
+    const FilePlan::Piece& p = plan_.pieces[i];
+    std::byte* const to = memory + p.begin;
+    std::memcpy(to, memory_[i].data, p.end - p.begin);
+    memory_[i] = {to, {}};
   });
   stream.synchronize();
 }

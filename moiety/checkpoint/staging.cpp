@@ -4,6 +4,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/checkpoint/digest.h"
 
 namespace moiety::checkpoint {
@@ -22,6 +23,7 @@ Buffer host_buffer(Device device, int64_t bytes) {
 }  // namespace
 
 std::byte* Staging::reserve(int64_t bytes, Device device) {
+  if (device.type == DeviceType::kCuda) gpu::make_current(device.index);
   if (device.type == DeviceType::kCuda && stream_.device() != device) stream_ = Stream::on(device);
   if (buffer_.bytes() < bytes) {
     buffer_ = {};

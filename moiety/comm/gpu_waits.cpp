@@ -113,12 +113,16 @@ void enqueue(Communicator& comm, const Stream& stream, const std::function<void(
       waiting.push_back(handle);
     }
   }
-  if (alone) alone->barrier();
+  if (!alone) return operation();
+  // What the stream has yet to do, and may do for the first time, does not begin behind a peer's wait
+  // for it.
+  Event mark;
+  mark.record(stream);
+  comm.wait(mark);
+  alone->barrier();
   operation();
-  if (!alone) return;
-  Event end;
-  end.record(stream);
-  comm.wait(end);
+  mark.record(stream);
+  comm.wait(mark);
 }
 
 }  // namespace moiety::comm

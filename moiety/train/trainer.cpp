@@ -87,7 +87,7 @@ std::string Trainer::doubts() const {
 // Whether all weights of all ranks are finite. Looks at each of them.
 bool Trainer::has_finite_weights() {
   learner_.optimizer.complete_weights(learner_.stream);
-  FirstNonFinite probe;
+  FirstNonFinite probe(learner_.stream);
   probe.look_at_weights(learner_.optimizer.parameters());
   int64_t found = probe.finding() ? 1 : 0;
   world_.all_reduce(TensorView(&found, DType::kInt64, {1}), comm::ReduceOp::kMax, Stream()).wait();

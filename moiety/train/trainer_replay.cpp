@@ -29,7 +29,7 @@ std::string Trainer::replay(const FinishedStep& done) {
   if (done.found) own.before = done.found->sentence();
 
   learner_.optimizer.complete_weights(learner_.stream);
-  FirstNonFinite probe;
+  FirstNonFinite probe(learner_.stream);
   probe.look_at_weights(learner_.optimizer.parameters());
   own.again = checksum(pipeline_.repeat_passes(done.start, probe));
   const optim::StepReport again = pipeline_.repeat_update();

@@ -48,16 +48,23 @@ TEST_F(ExpertParallelGpu, CapturedStepsAreEagerOnesAndTwoRunsAreEqual) {
 }
 
 TEST_F(ExpertParallelGpu, AStepNeitherAllocatesNorWaits) {
-  for (const Arguments& how : {kEager, kCaptured}) {
-    const std::string name = how == kEager ? "eager" : "captured";
+  const Arguments direct{"--ep.zero_copy=auto", "--precision.recipe=bf16"};
+  struct Case {
+    std::string name;
+    Ranks ranks;
+    Arguments more;
+  };
+  for (const Case& c : {Case{"eager", kEp2, kEager}, Case{"captured", kEp2, kCaptured},
+                        Case{"many", kEp2Tp2Dp2, kCaptured}, Case{"direct", kEp2, direct}}) {
     train_at(
-        name, kEp2,
-        kOnGpu + how +
+        c.name, c.ranks,
+        kOnGpu + c.more +
             Arguments{"--train.steps=8", "--checkpoint.interval=0", "--moe.capacity_factor=-1"});
-    for (const auto& [step, record] : steps(at(name))) {
+    for (const auto& [step, record] : steps(at(c.name))) {
+      EXPECT_GT(record["exposed_ms"]["ep"], 0) << c.name << " " << step;
       if (step == 1) continue;  // finds out how much memory a step takes
-      EXPECT_EQ(record["host_waits"], 0) << name << " " << step;
-      EXPECT_EQ(record["allocations"], 0) << name << " " << step;
+      EXPECT_EQ(record["host_waits"], 0) << c.name << " " << step;
+      EXPECT_EQ(record["allocations"], 0) << c.name << " " << step;
     }
   }
 }
@@ -177,6 +184,30 @@ TEST_F(ExpertParallelGpu, TooLittleRoomChangesNothing) {
   }
 }
 
+// Each policy, as on CPU ranks.
+TEST_F(ExpertParallelGpu, AGivenCapacityDropsOrStops) {
+  const Arguments half{"--moe.capacity_factor=0.5", "--optim.lr=0.002", "--checkpoint.interval=0"};
+  const ProgramResult error = run(model("error", kEp2) + kOnGpu + half);
+  EXPECT_EQ(error.code, kExitUsage) << error.err;
+  EXPECT_NE(error.last_line().find("moe.capacity_factor: an expert-parallel rank needs "),
+            std::string::npos)
+      << error.err;
+  for (const char* policy : {"drop", "report"}) {
+    const Arguments more = half + Arguments{text("--moe.overflow={}", policy)};
+    const auto named = [&](const char* how) { return text("{}-{}", how, policy); };
+    train_at(named("cpu"), kEp2, kOnCpu + more);
+    train_at(named("eager"), kEp2, kOnGpu + kEager + more);
+    train_at(named("captured"), kEp2, kOnGpu + kCaptured + more);
+    expect_near(at(named("captured")), at(named("cpu")), 1e-4);
+    expect_equal(named("captured"), named("eager"));
+    const auto cpu = steps(at(named("cpu")));
+    for (const auto& [step, r] : steps(at(named("captured")))) {
+      EXPECT_GT(r["drop"], 0) << step;
+      EXPECT_EQ(r["drop"], cpu.at(step)["drop"]) << step;
+    }
+  }
+}
+
 TEST_F(ExpertParallelGpu, EvaluatesAsOne) {
   const std::string tokens = write_tokens(dir / "a.tok", {ramp(900), ramp(300, 7)});
   const Arguments more = kOnGpu + Arguments{"--data.synthetic=none",
@@ -232,6 +263,18 @@ TEST_F(ExpertParallelGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
     stop_after(whole, whole + "-rest", 3);
     train_at(whole + "-rest", kEp2, kOnGpu + each);
     expect_near(at(whole + "-rest"), at(whole), 1e-4);
+  }
+}
+
+// What stands between the replays of a graph, as the look at all weights before they are saved, must
+// not change where on the GPU its branches wait.
+TEST_F(ExpertParallelGpu, StepsGoOnBehindManyCheckpoints) {
+  for (int n = 0; n < 4; ++n) {
+    for (const Ranks& r : {kDp2, kEp2, kEp2Tp2Dp2}) {
+      train_at(text("{}-{}", r.name, n), r,
+               kOnGpu + Arguments{"--checkpoint.interval=3", "--checkpoint.keep_last=2",
+                                  "--train.steps=12", "--guard.comm_timeout_s=5"});
+    }
   }
 }
 

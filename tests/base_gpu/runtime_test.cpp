@@ -218,6 +218,20 @@ TEST_F(Runtime, ExternalStreamsAreUsedAndLeftAlone) {
   EXPECT_EQ(words_of(x, legacy), std::vector<int32_t>(100, 3));
 }
 
+TEST_F(Runtime, AStreamThatIsGivenBackIsTakenAgain) {
+  void* handle = nullptr;
+  {
+    const Stream before = Stream::on(kGpu);
+    handle = before.cuda_stream();
+  }
+  const Stream again = Stream::on(kGpu), other = Stream::on(kGpu);
+  EXPECT_EQ(again.cuda_stream(), handle);
+  EXPECT_NE(other.cuda_stream(), handle);
+  const Tensor x(DType::kInt32, {4}, kGpu);
+  add_one(x, again);
+  EXPECT_EQ(words_of(x, again), std::vector<int32_t>(4, 1));
+}
+
 TEST_F(Runtime, WorkIsLaunchedFromAnyThread) {
   Tensor x(DType::kInt32, {100}, kGpu);
   std::thread([&] { add_one(x, stream); }).join();

@@ -54,9 +54,11 @@ class CommGpuRanks : public GpuTest {
 TEST_F(CommGpuRanks, MapEachOthersMemory) {
   EXPECT_TRUE(mappable(world(), memory().gpu));
   const int me = world().rank(), ranks = world().size();
+  const Stream on =
+      memory().stream;  // of this rank's GPU, which alone of its process maps the memory
   SymmetricBuffer buffer = SymmetricBuffer::create(world(), "test", 5000, memory().gpu);
   const TensorView mine(buffer.local(), DType::kUInt8, {5000}, memory().gpu);
-  const Tensor zeros = to_host(mine, stream);
+  const Tensor zeros = to_host(mine, on);
   for (int64_t i = 0; i < 5000; ++i) ASSERT_EQ(zeros.data<uint8_t>()[i], 0);
   world().barrier();
   for (int r = 0; r < ranks; ++r) {
@@ -66,10 +68,10 @@ TEST_F(CommGpuRanks, MapEachOthersMemory) {
   }
   const int next = (me + 1) % ranks;
   fill_bytes(TensorView(buffer.peer(next), DType::kUInt8, {5000}, memory().gpu), uint8_t(1 + me),
-             stream);
-  stream.synchronize();
+             on);
+  on.synchronize();
   world().barrier();
-  EXPECT_EQ(to_host(mine, stream).data<uint8_t>()[4999], 1 + (me + ranks - 1) % ranks);
+  EXPECT_EQ(to_host(mine, on).data<uint8_t>()[4999], 1 + (me + ranks - 1) % ranks);
   buffer.close();
 }
 

@@ -4,7 +4,9 @@
 #include <array>
 #include <deque>
 
+#include "moiety/base/copy.h"
 #include "moiety/base/graph.h"
+#include "moiety/optim/stand.h"
 #include "moiety/optim/step_decision.h"
 #include "tests/optim_gpu/cases.h"
 #include "tests/support/gpu_test.h"
@@ -151,6 +153,23 @@ TEST_F(AdamWGpu, ASkippedStepChangesNothing) {
   adamw(kAdam, 7, m(host), twin.on_gpu, stream);
   stream.synchronize();
   twin.expect_equal();
+}
+
+// A wait for a peer that has failed, of a communicator or of the exchange of experts.
+TEST_F(AdamWGpu, AFaultOfAnyWaitSkipsTheStep) {
+  const Tensor words(DType::kUInt64, {3}, kGpu), addresses(DType::kUInt64, {2}, kGpu),
+      skip(DType::kInt32, {1}, kGpu);
+  uint64_t* const at = words.view().data<uint64_t>();
+  std::array<uint64_t, 2> two{reinterpret_cast<uint64_t>(at), reinterpret_cast<uint64_t>(at + 2)};
+  copy(addresses, TensorView(two.data(), DType::kUInt64, {2}), stream);
+  const auto skips = [&](std::array<uint64_t, 3> values) {
+    copy(words, TensorView(values.data(), DType::kUInt64, {3}), stream);
+    skip_on_fault_cuda(addresses, skip.view().data<int32_t>(), stream);
+    return *to_host(skip, stream).data<int32_t>() != 0;
+  };
+  EXPECT_FALSE(skips({0, 1, 0}));
+  EXPECT_TRUE(skips({0, 0, 2}));
+  EXPECT_TRUE(skips({0, 0, 0}));  // the flag stays
 }
 
 // The step is read when a graph runs, not when it is captured.

@@ -1,7 +1,4 @@
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
@@ -70,8 +67,6 @@ int64_t free_memory(int device) {
   return int64_t(free);
 }
 
-void make_current(int device) { MOIETY_CUDA_CHECK(cudaSetDevice(device)); }
-
 Activity activity() { return t_activity; }
 
 void* allocate(int device, int64_t bytes, const char* what) {
@@ -115,43 +110,6 @@ void* allocate_pinned(int64_t bytes, const char* what) {
 void free_pinned(void* data) noexcept {
   ++t_activity.allocations;
   quietly([&] { MOIETY_CUDA_CHECK(cudaFreeHost(data)); });
-}
-
-namespace {
-
-// A byte of the GPU, which the process keeps.
-void* any_byte(int device) {
-  static std::mutex mutex;
-  static auto& bytes = *new std::map<int, void*>;
-  const std::lock_guard lock(mutex);
-  void*& byte = bytes[device];
-  if (!byte) MOIETY_CUDA_CHECK(cudaMalloc(&byte, 1));
-  return byte;
-}
-
-// The highest priority is left to kernels of a warp for which other ranks wait (comm/mapped).
-void* create_stream_of(int device, bool high) {
-  const CudaDeviceGuard guard(device);
-  int lowest = 0, highest = 0;
-  MOIETY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  cudaStream_t stream = nullptr;
-  MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
-                                                 high ? std::min(highest + 1, lowest) : lowest));
-  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, stream));
-  MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream));
-  return stream;
-}
-
-}  // namespace
-
-void* create_stream(int device) { return create_stream_of(device, true); }
-void* create_lane(int device) { return create_stream_of(device, false); }
-
-void destroy_stream(int device, void* stream) noexcept {
-  quietly([&] {
-    const CudaDeviceGuard guard(device);
-    MOIETY_CUDA_CHECK(cudaStreamDestroy(stream_of(stream)));
-  });
 }
 
 void synchronize_stream(int device, void* stream) {

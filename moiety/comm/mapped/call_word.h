@@ -56,7 +56,8 @@ MOIETY_HD_INLINE uint32_t signature_of(uint64_t word) {
 }
 MOIETY_HD_INLINE int parity(uint64_t count) { return int(count & 1); }
 
-// What a rank leaves at a peer: the word is stored last, with release.
+// What two ranks tell each other, by the rank in whose memory it lies: the word that the peer left
+// there, and the call that it made itself, which the peer reads if the word is not that of its own.
 struct alignas(64) Post {
   uint64_t word;
   PairCall call;

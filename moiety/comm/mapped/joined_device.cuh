@@ -8,21 +8,23 @@ namespace moiety::comm::mapped {
 // Every block leaves the same words and waits for the peers', so none waits for another one of its
 // grid. The block that comes last counts the meeting; with `leave` it meets the peers again, who then
 // know that the work is done. Of work to which a peer has not come nothing is done.
+// Nothing that the meetings need is kept in registers over the work, which takes all there are.
 template <class Work>
 __device__ void join_meetings(const Region& region, const Meeting& meeting, bool leave,
                               Work&& work) {
   __shared__ bool last;
   Control& control = *region.control;
-  const uint64_t operation = control.operation + meeting.first;
   const int peer = threadIdx.x;
   const bool meets = peer < region.ranks && (meeting.peers >> peer & 1);
-  const PairCall call = meets ? call_with(meeting, peer) : PairCall{};
-  uint64_t count = meets ? control.counts[peer] : 0, begun = nanoseconds();
-  const auto meet_peer = [&] {
-    post(region, call, peer, ++count);
-    return wait_for(region, call, peer, count, operation);
+  // Meets the peer for the k-th time in this kernel.
+  const auto meet_peer = [&](int k) {
+    const uint64_t begun = nanoseconds(), count = control.counts[peer] + k;
+    const PairCall call = call_with(meeting, peer);
+    post(region, call, peer, count);
+    return wait_for(region, call, peer, count, control.operation + meeting.first, begun);
   };
-  if (__syncthreads_and(!meets || meet_peer())) {
+  uint64_t begun = nanoseconds();
+  if (__syncthreads_and(!meets || meet_peer(1))) {
     if (blockIdx.x == 0 && threadIdx.x == 0) control.waited_ns += nanoseconds() - begun;
     work();
   }
@@ -35,11 +37,11 @@ __device__ void join_meetings(const Region& region, const Meeting& meeting, bool
   __syncthreads();
   if (!last) return;
   begun = nanoseconds();
-  if (meets && leave) meet_peer();
-  if (meets) control.counts[peer] = count;
+  if (meets && leave) meet_peer(2);
+  if (meets) control.counts[peer] += leave ? 2 : 1;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  control.operation = operation;
+  control.operation += meeting.first;
   control.finished = 0;
   control.waited_ns += nanoseconds() - begun;
 }

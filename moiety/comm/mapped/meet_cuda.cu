@@ -9,23 +9,32 @@ namespace {
 
 constexpr int kWarp = 32;
 
+constexpr int kPeersOfLane = kMaxRanks / kWarp;
+
 // Lane l meets peers l and l + 32. All words are stored before the first wait.
 __global__ void __launch_bounds__(kWarp)
     meet_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting) {
-  if (threadIdx.x == 0) region.control->operation += meeting.first;
-  __syncwarp();
+  Control& control = *region.control;
+  const uint64_t operation = control.operation + meeting.first;
   const uint64_t begun = nanoseconds();
-  for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
-    if (!(meeting.peers >> peer & 1)) continue;
-    post(region, call_with(meeting, peer), peer, region.control->counts[peer] + 1);
-  }
-  for (int peer = threadIdx.x; peer < region.ranks; peer += kWarp) {
-    if (!(meeting.peers >> peer & 1)) continue;
-    const uint64_t count = ++region.control->counts[peer];
-    wait_for(region, call_with(meeting, peer), peer, count, region.control->operation);
-  }
+  uint64_t counts[kPeersOfLane];
+  const auto each = [&](auto&& act) {
+#pragma unroll
+    for (int i = 0; i < kPeersOfLane; ++i) {
+      const int peer = threadIdx.x + i * kWarp;
+      if (peer < region.ranks && (meeting.peers >> peer & 1)) act(peer, counts[i]);
+    }
+  };
+  each([&](int peer, uint64_t& count) { count = control.counts[peer] + 1; });
+  each([&](int peer, uint64_t& count) { post(region, call_with(meeting, peer), peer, count); });
+  each([&](int peer, uint64_t& count) {
+    wait_for(region, call_with(meeting, peer), peer, count, operation, begun);
+    control.counts[peer] = count;
+  });
   __syncwarp();
-  if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
+  if (threadIdx.x != 0) return;
+  control.operation = operation;
+  control.waited_ns += nanoseconds() - begun;
 }
 
 // Peers wait for a meeting, so it takes the first place that is free, before blocks of kernels that

@@ -126,12 +126,22 @@ class Planner {
 
   // ---- large operands
 
+  // In place a part's destination on each rank is in memory that this one may write, which is faster
+  // than to read.
+  bool pushes() const { return call_.send == call_.recv + me_ * bytes_; }
+
   void all_gather() {
     int64_t chunks = 0;
     copy(call_.recv + me_ * bytes_, call_.send, bytes_);
     if (in_.direct) {
       meet(everyone_);
-      each_peer([&](int r) { copy(call_.recv + r * bytes_, in_.direct->at[r], bytes_); });
+      each_peer([&](int r) {
+        if (pushes()) {
+          copy(in_.direct->at[r] + (me_ - r) * bytes_, call_.send, bytes_);
+        } else {
+          copy(call_.recv + r * bytes_, in_.direct->at[r], bytes_);
+        }
+      });
     } else {
       const int64_t half = in_.places.half;
       for (; chunks * half < bytes_; ++chunks) {

@@ -44,10 +44,9 @@ template <class Use>
 __device__ void exchange(const Region& region, const Meeting& meeting,
                          const SmallOperands& operands, Use&& use) {
   __shared__ uint64_t counts[kMaxRanks];
-  for (int r = threadIdx.x; r < region.ranks; r += kThreads) {
-    counts[r] = region.control->counts[r] + 1;
-  }
-  if (threadIdx.x == 0) region.control->operation += meeting.first;
+  Control& control = *region.control;
+  const uint64_t operation = control.operation + meeting.first;
+  for (int r = threadIdx.x; r < region.ranks; r += kThreads) counts[r] = control.counts[r] + 1;
   __syncthreads();
   for (int i = 1; i < region.ranks; ++i) {
     const int peer = (region.rank + i) % region.ranks;
@@ -62,11 +61,14 @@ __device__ void exchange(const Region& region, const Meeting& meeting,
   if (peer < region.ranks && (meeting.peers >> peer & 1)) {
     const PairCall call = call_with(meeting, peer);
     post(region, call, peer, counts[peer]);
-    met = wait_for(region, call, peer, counts[peer], region.control->operation);
-    region.control->counts[peer] = counts[peer];
+    met = wait_for(region, call, peer, counts[peer], operation, begun);
+    control.counts[peer] = counts[peer];
   }
   met = __syncthreads_and(met);
-  if (threadIdx.x == 0) region.control->waited_ns += nanoseconds() - begun;
+  if (threadIdx.x == 0) {
+    control.operation = operation;
+    control.waited_ns += nanoseconds() - begun;
+  }
   if (!met) return;
   use([&](int r) -> const std::byte* {
     return memory_of(region, region.rank) + exchange_at(region.places, r, counts[r]);

@@ -70,20 +70,21 @@ __device__ inline bool poisoned(const Region& region) {
   return true;
 }
 
-// Leaves word and call at the peer, for meeting `count`.
+// Leaves the word of meeting `count` at the peer. The call stays in this rank's memory, from where
+// the peer reads it if it made another one: a word that followed a call to the peer would wait until
+// the call has arrived, as long as it then takes itself.
 __device__ inline void post(const Region& region, const PairCall& call, int peer, uint64_t count) {
-  Post* at = part_of<Post>(region, peer, post_at(region.places, region.rank, count));
-  at->call = call;
-  store_release(&at->word, make_word(count, signature(call)));
+  part_of<Post>(region, region.rank, post_at(region.places, peer, count))->call = call;
+  store_release(part_of<uint64_t>(region, peer, post_at(region.places, region.rank, count)),
+                make_word(count, signature(call)));
 }
 
-// Waits until the peer has left its word for meeting `count`, of this operation. False if it never
-// will.
+// Waits, since `start`, until the peer has left its word for meeting `count`, of this operation.
+// False if it never will.
 __device__ inline bool wait_for(const Region& region, const PairCall& call, int peer,
-                                uint64_t count, uint64_t operation) {
-  if (poisoned(region)) return false;
-  Post* at = part_of<Post>(region, region.rank, post_at(region.places, peer, count));
-  const uint64_t start = nanoseconds();
+                                uint64_t count, uint64_t operation, uint64_t start) {
+  constexpr uint32_t kFirstLook = 8;  // polls; most waits end before
+  const uint64_t* at = part_of<uint64_t>(region, region.rank, post_at(region.places, peer, count));
   uint64_t looked = start, word = 0;
   Fault fault{.kind = FaultKind::kNone,
               .rank = region.rank,
@@ -92,9 +93,9 @@ __device__ inline bool wait_for(const Region& region, const PairCall& call, int 
               .count = count,
               .mine = call};
   for (uint32_t polls = 1;; ++polls) {
-    word = load_acquire(&at->word);
+    word = load_acquire(at);
     if (count_of(word) == count) break;
-    if (polls % 256 != 0) continue;
+    if (polls % 256 != kFirstLook) continue;
     if (poisoned(region)) return false;
     const uint64_t now = nanoseconds();
     if (now - start > region.deadline_ns) {
@@ -110,7 +111,7 @@ __device__ inline bool wait_for(const Region& region, const PairCall& call, int 
     if (poisoned(region)) return false;
     if (signature_of(word) == signature(call)) return true;
     fault.kind = FaultKind::kMismatch;
-    fault.theirs = at->call;
+    fault.theirs = part_of<Post>(region, peer, post_at(region.places, region.rank, count))->call;
   }
   if (fault.kind == FaultKind::kLate) {  // the peer's last word is in the other place
     word = load_acquire(

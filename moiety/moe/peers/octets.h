@@ -80,39 +80,41 @@ MOIETY_STEP void store_eight(std::byte* row, int64_t first, int64_t n, bool wide
   }
 }
 
-// The running sum of eight elements, which begins with its first term and not with 0.
+// The running sum of eight elements. It begins with -0, to which a first term adds up as itself, to
+// the bit; without terms it is +0.
 struct EightSum {
-  float v[kEight] = {};
+  float v[kEight] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
   bool any = false;
 
   template <class T>
   MOIETY_STEP void add(const Held<T>& x) {
     MOIETY_UNROLL
-    for (int i = 0; i < kEight; ++i) {
-      const float f = to_float(x.x[i]);
-      v[i] = any ? v[i] + f : f;
-    }
+    for (int i = 0; i < kEight; ++i) v[i] += to_float(x.x[i]);
     any = true;
   }
   template <class T>
   MOIETY_STEP void add_weighted(float w, const Held<T>& x) {
     MOIETY_UNROLL
-    for (int i = 0; i < kEight; ++i) {
-      const float f = to_float(x.x[i]);
-      v[i] = any ? fmaf(w, f, v[i]) : w * f;
-    }
+    for (int i = 0; i < kEight; ++i) v[i] = fmaf(w, to_float(x.x[i]), v[i]);
     any = true;
   }
   template <class T>
   MOIETY_STEP Held<T> round() const {
     Held<T> out;
     MOIETY_UNROLL
-    for (int i = 0; i < kEight; ++i) out.x[i] = rounded<T>(v[i]);
+    for (int i = 0; i < kEight; ++i) out.x[i] = rounded<T>(any ? v[i] : 0.0f);
     return out;
   }
 };
 
-// A number of T that went over the wire as fp32, with its bits.
+// Numbers of T as they go over the wire as fp32, and one that has come back, with its bits.
+template <class T>
+MOIETY_STEP Held<float> widened(const Held<T>& x) {
+  Held<float> out;
+  MOIETY_UNROLL
+  for (int i = 0; i < kEight; ++i) out.x[i] = to_float(x.x[i]);
+  return out;
+}
 template <class T>
 MOIETY_STEP T narrowed(float x) {
   if constexpr (sizeof(T) == 4) {

@@ -34,28 +34,32 @@ struct SumParts {
   MOIETY_STEP Held<T> own(int64_t slot, int64_t c) const {
     return load_eight<T>(row(slot), c, a.model, wide());
   }
-  // The sum over live pairs, as it is before it goes over the wire. At an element that is not there
-  // it is without meaning.
-  template <class Live>
-  MOIETY_STEP EightSum partial(const Live& live, int64_t c) const {
-    EightSum sum;
-    live.template batches<kBatch>([&](bool first, int n, auto&& slot) {
-      Held<T> held[kBatch];
+  // The sums over live pairs at elements `at`, as they are before they go over the wire. Those at
+  // elements that are not there are without meaning.
+  template <int n, class Live>
+  MOIETY_STEP void partials(const Live& live, const int64_t (&at)[n], EightSum (&sum)[n]) const {
+    constexpr int kBatch = vectors ? kWaiting / n : 1;
+    live.template batches<kBatch>([&](bool, int terms, auto&& slot) {
+      Held<T> held[kBatch][n];
       float w[kBatch] = {};
       MOIETY_UNROLL
       for (int i = 0; i < kBatch; ++i) {
-        if (i >= n || c >= a.model) continue;
-        held[i] = own(slot(i), c);
+        if (i >= terms) continue;
         w[i] = a.weighted ? weight(slot(i)) : 1;
+        MOIETY_UNROLL
+        for (int q = 0; q < n; ++q) {
+          if (at[q] < a.model) held[i][q] = own(slot(i), at[q]);
+        }
       }
       MOIETY_UNROLL
       for (int i = 0; i < kBatch; ++i) {
-        if (i >= n) continue;
-        sum.any = i > 0 || !first;
-        a.weighted ? sum.add_weighted(w[i], held[i]) : sum.add(held[i]);
+        if (i >= terms) continue;
+        MOIETY_UNROLL
+        for (int q = 0; q < n; ++q) {
+          a.weighted ? sum[q].add_weighted(w[i], held[i][q]) : sum[q].add(held[i][q]);
+        }
       }
     });
-    return sum;
   }
   // Calls f(first element) for the octets of a piece, also for those that are not there.
   template <class Warp, class F>
@@ -64,7 +68,7 @@ struct SumParts {
   }
 
  private:
-  static constexpr int kBatch = vectors ? 4 : 1;  // terms that wait for memory together
+  static constexpr int kWaiting = 4;  // octets of terms that wait for memory together
 };
 
 // Calls use(SumParts) for the rows.
@@ -108,6 +112,7 @@ struct PushSums {
       if (begin >= n) continue;
       const int64_t end = begin + c.chunk_rows < n ? begin + c.chunk_rows : n;
       const int64_t pieces = a.pieces();
+      std::byte* const records = a.by_token ? nullptr : c.record(home, c.rank, 0, a.record);
       team.each_warp((end - begin) * pieces, [&](auto& warp, int64_t at) {
         const Split split(at, pieces);
         const int64_t j = begin + split.item, piece = split.rest;
@@ -115,7 +120,7 @@ struct PushSums {
         if (a.by_token) {
           send_pairs(warp, c, sums, home, j, slot_K, piece);
         } else {
-          send_partial(warp, sums, c.record(home, c.rank, j, a.record), slot_K, piece);
+          send_partial(warp, sums, records + j * a.record, slot_K, piece);
         }
       });
       team.sync();
@@ -128,19 +133,23 @@ struct PushSums {
                                 const int32_t* slot_K, int64_t piece) const {
     const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
     if (live.count() == 0) return;
-    const bool copy = !a.weighted && live.count() == 1 && !a.wire_fp32;  // so NaN keep their bits
+    const bool copy = !a.weighted && live.count() == 1;  // so NaN keep their bits
     sums.for_octets(warp, piece, [&](int64_t c) {
       if (copy) {
         const int64_t slot = live.first();
-        if (c < a.model) store_eight(record, c, a.model, sums.whole(), sums.own(slot, c));
-        return;
+        if (c >= a.model) return;
+        const Held<T> own = sums.own(slot, c);
+        if (a.wire_fp32) return store_eight(record, c, a.model, sums.whole(), widened(own));
+        return store_eight(record, c, a.model, sums.whole(), own);
       }
-      const EightSum sum = sums.partial(live, c);
+      const int64_t at[1] = {c};
+      EightSum sum[1];
+      sums.partials(live, at, sum);
       if (c >= a.model) return;
       if (a.wire_fp32) {
-        store_eight(record, c, a.model, sums.whole(), sum.template round<float>());
+        store_eight(record, c, a.model, sums.whole(), sum[0].template round<float>());
       } else {
-        store_eight(record, c, a.model, sums.whole(), sum.template round<T>());
+        store_eight(record, c, a.model, sums.whole(), sum[0].template round<T>());
       }
     });
     if (!a.has_side || piece > 0) return;

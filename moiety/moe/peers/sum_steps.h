@@ -10,7 +10,7 @@ namespace moiety::moe::peers {
 // Sums at home.
 template <class T, class Out>
 struct TakeSums {
-  static constexpr int kThreads = 256, kResident = 3;
+  static constexpr int kThreads = 256, kResident = 2;
   Control* control;
   PlanView plan;
   SumRows a;
@@ -19,9 +19,10 @@ struct TakeSums {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    const int64_t pieces = a.pieces();
+    const Near near = near_of(c);
     with_parts<T>(a, [&](const auto& sums) {
-      const auto for_pieces = [&](auto&& take) {
+      const auto for_pieces = [&](int64_t each, auto&& take) {
+        const int64_t pieces = ceil_div(a.pieces(), each);
         team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
           const Split split(i, pieces);
           take(warp, split.item, split.rest);
@@ -29,7 +30,7 @@ struct TakeSums {
         });
       };
       if (a.by_token) {
-        for_pieces([&](auto& warp, int64_t t, int64_t piece) {
+        for_pieces(1, [&](auto& warp, int64_t t, int64_t piece) {
           const bool copy = copies(t);
           sums.for_octets(warp, piece, [&](int64_t at) {
             if (at >= a.model) return;
@@ -38,20 +39,43 @@ struct TakeSums {
           });
         });
       } else {
-        for_pieces(
-            [&](auto& warp, int64_t t, int64_t piece) { take_by_rank(warp, c, sums, t, piece); });
+        constexpr int kPieces = kPiecesOf<decltype(sums)>;
+        for_pieces(kPieces, [&](auto& warp, int64_t t, int64_t piece) {
+          take_by_rank<kPieces>(warp, c, near, sums, t, piece);
+        });
       }
     });
   }
 
  private:
+  // Pieces of a row that a warp takes at once, so that it looks up the places of rows but once.
+  template <class Sums>
+  static constexpr int kPiecesOf = std::decay_t<Sums>::kVectors ? 2 : 1;
   // Parts of the first peers that wait for memory together with the own rows.
   static constexpr int kTogether = sizeof(T) == 2 ? 2 : 1;
 
-  // Whether a token's sum has one term, whose bits are kept.
+  // What a thread needs of a control for every row, and keeps: behind a store it would read all of it
+  // anew.
+  struct Near {
+    int rank, ranks;
+    const std::byte* part_P[kTogether];  // the first records of these peers
+  };
+  MOIETY_STEP Near near_of(const Control& c) const {
+    Near out{c.rank, c.ranks, {}};
+    MOIETY_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int r = i < out.rank ? i : i + 1;
+      if (r < out.ranks && !a.by_token) out.part_P[i] = c.record(out.rank, r, 0, a.record);
+    }
+    return out;
+  }
+
+  // Whether a sum of one term keeps its bits.
+  MOIETY_STEP bool may_copy() const {
+    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out);
+  }
   MOIETY_STEP bool copies(int64_t t) const {
-    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out) &&
-           plan.alive(plan.slot_TK + t * plan.topk) == 1;
+    return may_copy() && plan.alive(plan.slot_TK + t * plan.topk) == 1;
   }
   template <class Sums>
   MOIETY_STEP void put(const Sums& sums, int64_t t, int64_t at, const Held<Out>& x) const {
@@ -70,27 +94,32 @@ struct TakeSums {
     put(sums, t, at, sum.template round<Out>());
   }
 
-  template <class Warp, class Sums>
-  MOIETY_STEP void take_by_rank(Warp& warp, const Control& c, const Sums& sums, int64_t t,
-                                int64_t piece) const {
+  template <int n, class Warp, class Sums>
+  MOIETY_STEP void take_by_rank(Warp& warp, const Control& c, const Near& near, const Sums& sums,
+                                int64_t t, int64_t piece) const {
     const int32_t* slot_K = plan.slot_TK + t * plan.topk;
     const int32_t* owner_K = plan.owner_TK + t * plan.topk;
     int32_t row_P[kTogether];
     MOIETY_UNROLL
     for (int i = 0; i < kTogether; ++i) {
-      const int r = i < c.rank ? i : i + 1;
-      row_P[i] = r < c.ranks ? plan.row_TR[t * c.ranks + r] : -1;
+      const int r = i < near.rank ? i : i + 1;
+      row_P[i] = r < near.ranks ? plan.row_TR[t * near.ranks + r] : -1;
     }
     const auto own = warp.live(
-        plan.topk, [&](int64_t k) { return owner_K[k] == c.rank ? slot_K[k] : int32_t{-1}; });
-    const bool copy = copies(t);
-    sums.for_octets(warp, piece, [&](int64_t at) {
-      if (copy) {
-        if (at < a.model) put(sums, t, at, the_term(c, sums, t, at));
-        return;
+        plan.topk, [&](int64_t k) { return owner_K[k] == near.rank ? slot_K[k] : int32_t{-1}; });
+    const bool copy =
+        may_copy() && warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; }).count() == 1;
+    warp.lanes([&](int lane) {
+      int64_t at[n];
+      MOIETY_UNROLL
+      for (int q = 0; q < n; ++q) at[q] = ((piece * n + q) * 32 + lane) * kEight;
+      EightSum sum[n];
+      if (!copy) by_rank(c, near, sums, own, row_P, t, at, sum);
+      MOIETY_UNROLL
+      for (int q = 0; q < n; ++q) {
+        if (at[q] >= a.model) continue;
+        copy ? put(sums, t, at[q], the_term(c, sums, t, at[q])) : finish(sums, t, at[q], sum[q]);
       }
-      const EightSum sum = by_rank(c, sums, own, row_P, t, at);
-      if (at < a.model) finish(sums, t, at, sum);
     });
   }
   template <class Warp>
@@ -172,47 +201,56 @@ struct TakeSums {
     return sum;
   }
 
-  template <class Sums, class Live>
-  MOIETY_STEP EightSum by_rank(const Control& c, const Sums& sums, const Live& own,
-                               const int32_t (&row_P)[kTogether], int64_t t, int64_t at) const {
-    const bool there = at < a.model;
-    Held<T> held[kTogether];
-    MOIETY_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      if (!Sums::kVectors || row_P[i] < 0 || !there || a.wire_fp32) continue;
-      const std::byte* record = c.record(c.rank, i < c.rank ? i : i + 1, row_P[i], a.record);
-      held[i] = load_eight<T>(record, at, a.model, sums.whole());
-    }
-    EightSum sum;
-    const auto add_held = [&](bool before) {
+  template <int n, class Sums, class Live>
+  MOIETY_STEP void by_rank(const Control& c, const Near& near, const Sums& sums, const Live& own,
+                           const int32_t (&row_P)[kTogether], int64_t t, const int64_t (&at)[n],
+                           EightSum (&sum)[n]) const {
+    const bool holds = Sums::kVectors && !a.wire_fp32;
+    Held<T> held[kTogether][n];
+    const auto for_held = [&](auto&& use) {
       MOIETY_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        if (!Sums::kVectors || row_P[i] < 0 || !there || a.wire_fp32) continue;
-        if ((i < c.rank) != before) continue;
-        sum.add(held[i]);
+      for (int k = 0; k < kTogether * n; ++k) {
+        const int i = k / n, q = k % n;
+        if (holds && row_P[i] >= 0 && at[q] < a.model) use(i, q);
       }
+    };
+    for_held([&](int i, int q) {
+      held[i][q] =
+          load_eight<T>(near.part_P[i] + row_P[i] * a.record, at[q], a.model, sums.whole());
+    });
+    const auto add_held = [&](bool before) {
+      for_held([&](int i, int q) {
+        if ((i < near.rank) == before) sum[q].add(held[i][q]);
+      });
     };
     const auto add_others = [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
-        if (plan.row_TR[t * c.ranks + r] < 0 || !there) continue;
-        if (a.wire_fp32) {
-          sum.add(load_eight<float>(part(c, t, r), at, a.model, sums.whole()));
-        } else {
-          sum.add(load_eight<T>(part(c, t, r), at, a.model, sums.whole()));
+        if (plan.row_TR[t * near.ranks + r] < 0) continue;
+        MOIETY_UNROLL
+        for (int q = 0; q < n; ++q) {
+          if (at[q] >= a.model) continue;
+          if (a.wire_fp32) {
+            sum[q].add(load_eight<float>(part(c, t, r), at[q], a.model, sums.whole()));
+          } else {
+            sum[q].add(load_eight<T>(part(c, t, r), at[q], a.model, sums.whole()));
+          }
         }
       }
     };
-    const bool holds = Sums::kVectors && !a.wire_fp32;
     const int held_before = holds ? kTogether : 0, held_behind = holds ? kTogether + 1 : 0;
     add_held(true);
-    add_others(held_before, c.rank);
+    add_others(held_before, near.rank);
     if (own.count() > 0) {
-      const EightSum part = sums.partial(own, at);
-      a.wire_fp32 ? sum.add(part.template round<float>()) : sum.add(part.template round<T>());
+      EightSum part[n];
+      sums.partials(own, at, part);
+      MOIETY_UNROLL
+      for (int q = 0; q < n; ++q) {
+        a.wire_fp32 ? sum[q].add(part[q].template round<float>())
+                    : sum[q].add(part[q].template round<T>());
+      }
     }
     add_held(false);
-    add_others(held_behind > c.rank ? held_behind : c.rank + 1, c.ranks);
-    return sum;
+    add_others(held_behind > near.rank ? held_behind : near.rank + 1, near.ranks);
   }
 };
 

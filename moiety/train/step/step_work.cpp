@@ -18,7 +18,7 @@ void StepPipeline::run_step() {
     launch_graph();
     return;
   }
-  FirstNonFinite probe;
+  FirstNonFinite probe(learner_.stream);
   if (checks_tensors()) learner_.transformer().set_probe(&probe);
   enqueue_passes(true);
   learner_.transformer().set_probe(nullptr);

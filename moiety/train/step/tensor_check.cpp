@@ -15,21 +15,24 @@ namespace {
 
 using Index = std::array<int64_t, kMaxDims>;
 
-// Tensors where the host can read them: those on a GPU as copies, gaps and all, which live as long
-// as this object.
+// Tensors where the host can read them: those on a GPU as copies by its stream, gaps and all, which
+// live as long as this object.
 class OnHost {
  public:
+  explicit OnHost(const Stream& stream) : stream_(stream) {}
+
   TensorView operator()(const TensorView& x) {
     if (!x.defined() || x.device().type == DeviceType::kCpu || x.numel() == 0) return x;
     int64_t last = 0;
     for (int d = 0; d < x.dims(); ++d) last += (x.size(d) - 1) * x.stride(d);
     const int64_t bytes = byte_size(x.dtype(), last + 1);
     const TensorView there(x.raw(), DType::kUInt8, {bytes}, x.device());
-    copies_.push_back(to_host(there, Stream::on(x.device())));
+    copies_.push_back(to_host(there, stream_));
     return {copies_.back().view().raw(), x.dtype(), x.sizes(), x.strides()};
   }
 
  private:
+  const Stream& stream_;
   std::vector<Tensor> copies_;
 };
 
@@ -226,7 +229,7 @@ JsonLine Finding::json() const {
 void FirstNonFinite::stored(const StoredTensor& t) {
   ++order_;
   if (finding_ || !t.view.defined()) return;
-  OnHost on_host;
+  OnHost on_host(stream_);
   const TensorView view = on_host(t.view);
   std::optional<ExpertRows> expert_rows;
   if (t.rows) {
@@ -256,7 +259,7 @@ void FirstNonFinite::stored(const StoredTensor& t) {
 void FirstNonFinite::look_at_weights(std::span<const optim::Parameter> parameters) {
   for (const optim::Parameter& p : parameters) {
     if (finding_) return;
-    OnHost on_host;
+    OnHost on_host(stream_);
     // A cast tells which of its tensors held such a value, but not which element.
     for (size_t e = 0; e < p.quantized.size() && !finding_; ++e) {
       const QuantizedView& q = p.quantized[e];

@@ -42,9 +42,13 @@ struct Finding {
   JsonLine json() const;
 };
 
-// Keeps the first non-finite value that it is shown.
+// Keeps the first non-finite value that it is shown. Tensors on a GPU are copied by `stream`, on which
+// they are in place: a stream of its own, made while kernels of another rank wait on that GPU, might
+// not begin before they end (docs/adr/0031-processes-without-mpi.md#what-stood-still).
 class FirstNonFinite final : public TensorProbe {
  public:
+  explicit FirstNonFinite(Stream stream = {}) : stream_(std::move(stream)) {}
+
   void enter(int64_t layer, bool backward) override { layer_ = layer, backward_ = backward; }
   void stored(const StoredTensor& tensor) override;
   // Looks at the weights as they are, by their logical names and indices.
@@ -53,6 +57,7 @@ class FirstNonFinite final : public TensorProbe {
   const std::optional<Finding>& finding() const { return finding_; }
 
  private:
+  Stream stream_;
   int64_t layer_ = -1, order_ = 0;
   bool backward_ = false;
   std::optional<Finding> finding_;
