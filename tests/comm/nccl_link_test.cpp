@@ -212,6 +212,31 @@ TEST(Nccl, FailuresOfNcclAreNamed) {
   EXPECT_EQ(late[1], "communicator \"world\" over NCCL: rank 1: the link is broken");
 }
 
+TEST(Nccl, ARankThatThrowsIsNamedByWhoGetsNoPost) {
+  std::string error;
+  EXPECT_EQ(error_of([&] {
+              run(2, [&](OverNccl& comm) {
+                if (comm.rank() == 1) {
+                  {
+                    const std::lock_guard lock(stand_in::world().mutex);
+                    stand_in::world().cut = true;
+                  }
+                  stand_in::world().changed.notify_all();
+                  fail(ErrorKind::kIo, "disk full");
+                }
+                std::vector<float> x(100);
+                error = error_of(
+                    [&] { comm.all_reduce(conformance::view(x), ReduceOp::kSum, {}).wait(); },
+                    ErrorKind::kComm);
+              });
+            }),
+            "disk full");
+  stand_in::world().cut = false;
+  EXPECT_EQ(error,
+            "comm \"world\", all_reduce 1 (float32, 400 B): rank 0 stopped waiting for rank 1: "
+            "rank 1 failed: disk full");
+}
+
 TEST(Nccl, ARankThatDoesNotJoinIsWaitedForNoLongerThanTheDeadline) {
   std::string error;
   EXPECT_THROW(run_thread_ranks(2, {.deadline = Seconds(1)},

@@ -5,6 +5,7 @@
 
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
+#include "moiety/base/deadline.h"
 #include "moiety/base/error.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/log.h"
@@ -277,10 +278,22 @@ void Link::fail_with(const std::string& text) const {
   group_->abort();
 }
 
+// A post that did not come: the communicator was aborted, and the bootstrap soon says by whom.
+void Link::await_reason() const {
+  Backoff backoff;
+  for (const Deadline soon(Seconds(2)); !comm_->bootstrap().aborted() && !soon.expired();) {
+    backoff.pause();
+  }
+}
+
 bool Link::failed() const {
   if (!failure_.empty()) return true;
   const Page& page = *desk_.page;
-  if (load(page.found) != 0) return fail_with(fault(FaultKind::kMismatch, {})), true;
+  if (const uint64_t found = load(page.found); found != 0) {
+    const bool came = mapped::count_of(page.theirs[found - 1].word) >= page.started;
+    if (!came) await_reason();
+    return fail_with(fault(came ? FaultKind::kMismatch : FaultKind::kAborted, {})), true;
+  }
   // A peer that is gone makes errors of NCCL's too; the bootstrap soon says who that is.
   const std::string error = group_->error();
   if (!error.empty()) {

@@ -60,6 +60,7 @@ class Link final : public GpuLink {
   void keep_close(const Stream& stream, int64_t launches);
   // The sentence for the operation that is open.
   std::string fault(FaultKind kind, Seconds waited) const;
+  void await_reason() const;
   // Keeps the reason for the failure and ends all operations.
   void fail_with(const std::string& text) const;
 
