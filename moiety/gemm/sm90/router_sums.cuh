@@ -107,6 +107,9 @@ class RowSummer {
       k = 0;
     }
     if (g % groups_ != groups_ - 1) return;
+    // All lanes' stores come before lane 0's arrival, which releases them to who waits for the
+    // barrier. racecheck follows an arrival to its own thread's stores alone, and reports those of
+    // the other lanes (docs/adr/0015).
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(b_.buffer_full(buffer_.at));
     buffer_.next();
