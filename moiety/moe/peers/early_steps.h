@@ -54,7 +54,8 @@ struct Early {
       c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
     });
     if (!entered) return false;
-    team.one([&] { store_relaxed(&c.early, c.next.word); });
+    // Released, so that what is pushed comes behind the credits that this block has seen.
+    team.one([&] { store_release_here(&c.early, c.next.word); });
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
     return true;
   }
