@@ -17,6 +17,9 @@ namespace moiety::gpu {
 GpuStatus find_gpus();
 GpuProperties find_properties(int index);
 int64_t free_memory(int device);
+// A function of the driver as CUDA 12 has it, found through the run time, so that nothing links
+// libcuda; null if the driver has none. Only where CUDA is built.
+void* driver_function(const char* name);
 // Makes it the GPU to which this thread comes back from calls for others, unless the process has a
 // context on the one that it is now (0 at first): to come back to a GPU makes one there, which takes
 // some hundred MB of it. So a thread that works for one GPU says which.

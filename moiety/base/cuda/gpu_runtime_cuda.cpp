@@ -67,6 +67,18 @@ int64_t free_memory(int device) {
   return int64_t(free);
 }
 
+void* driver_function(const char* name) {
+  constexpr unsigned kVersion = 12000;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result) !=
+      cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return result == cudaDriverEntryPointSuccess ? found : nullptr;
+}
+
 Activity activity() { return t_activity; }
 
 void* allocate(int device, int64_t bytes, const char* what) {

@@ -8,14 +8,9 @@ namespace {
 
 // Whether this process has the run time's context on the GPU.
 bool has_context(int device) {
-  constexpr unsigned kVersion = 12000;  // the function as CUDA 12 has it
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  MOIETY_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, kVersion,
-                                                     cudaEnableDefault, &result));
   unsigned flags = 0;
   int active = 1;
-  if (result == cudaDriverEntryPointSuccess) {
+  if (void* const found = driver_function("cuDevicePrimaryCtxGetState")) {
     reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(found)(device, &flags, &active);
   }
   return active != 0;

@@ -1,6 +1,5 @@
-#include <cuda_runtime_api.h>
-
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/comm/mapped/driver_calls.cuh"
 
 namespace moiety::comm::mapped {
@@ -8,15 +7,8 @@ namespace {
 
 template <class Function>
 void find(const char* name, Function& function) {
-  constexpr unsigned kVersion = 12000;  // the functions as CUDA 12 has them
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  if (cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    fail(ErrorKind::kUnsupported, "the CUDA driver has no {}", name);
-  }
+  void* const found = gpu::driver_function(name);
+  if (!found) fail(ErrorKind::kUnsupported, "the CUDA driver has no {}", name);
   function = reinterpret_cast<Function>(found);
 }
 

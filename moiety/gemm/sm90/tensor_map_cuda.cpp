@@ -1,6 +1,5 @@
-#include <cuda_runtime_api.h>
-
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/gemm/sm90/tensor_map.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -11,16 +10,10 @@ struct Dimensions {
   cuuint64_t stride[3];  // bytes; elements of the first dimension are contiguous
 };
 
-// The driver's function, found through the run time, so that nothing is linked for it.
 decltype(&cuTensorMapEncodeTiled) encoder() {
   static const auto found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    constexpr unsigned kVersion = 12000;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kVersion,
-                                         cudaEnableDefault, &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();
+    void* const function = gpu::driver_function("cuTensorMapEncodeTiled");
+    if (!function) {
       fail(ErrorKind::kCuda, "grouped_gemm: the driver has no cuTensorMapEncodeTiled of CUDA 12");
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
