@@ -140,7 +140,7 @@ __device__ void add_up(const Params& p) {
 // The sum over the block's threads before this one; `total` gets the sum over all. All threads call
 // it.
 __device__ int64_t sum_before(int64_t v, int64_t& total) {
-  __shared__ int64_t sum_of_warp[kThreads / 32];
+  __shared__ int64_t sum_of_warp[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t sum = v;
 #pragma unroll

@@ -96,11 +96,39 @@ void check_weights(const char* op, const RouterConfig& config, const TensorView&
   check_contiguous(op, "dweight_TK", dweight, DType::kFloat32, {tokens, config.top_k});
 }
 
+// All but the pieces and sums.
+gemm::RouterProducts products_of(const RouterBackwardArgs& args) {
+  return {.pieces_TX = {},
+          .h_TD = args.h_TD,
+          .w_ED = args.w_ED,
+          .addend_TD = args.addend_TD,
+          .dh_TD = args.dh_TD,
+          .sums_SED = {},
+          .rows_CD = args.slots.rows_CD,
+          .slot_TK = args.slots.slot_TK};
+}
+
+// Who multiplies in the backward pass: kernels of float32; or tensor cores, on which the gradient of
+// the logits is three bf16 pieces that add up to it, by products of their own, or both in one launch.
+enum class BackwardProducts { kSingle, kPieces, kTogether };
+
+BackwardProducts choose_products(const RouterBackwardArgs& args, bool gpu, const Stream& stream) {
+  if (!gpu || args.h_TD.dtype() != DType::kBFloat16) return BackwardProducts::kSingle;
+  const bool aligned = reinterpret_cast<uintptr_t>(args.workspace.raw()) % 16 == 0;
+  if (aligned &&
+      gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index))) {
+    return BackwardProducts::kTogether;
+  }
+  return BackwardProducts::kPieces;
+}
+
 void check_slots(const char* op, const RouterConfig& config, const RouterBackwardArgs& args,
                  const Stream& stream) {
   const RouterSlots& slots = args.slots;
-  MOIETY_CHECK(router_sums_slots(args, stream), "{}: slots.rows_CD is {}, which it does not sum {}",
-               op, slots.rows_CD.describe(), "for these operands");
+  const bool gpu = stream.device().type == DeviceType::kCuda;
+  MOIETY_CHECK(choose_products(args, gpu, stream) == BackwardProducts::kTogether,
+               "{}: slots.rows_CD is {}, which it does not sum for these operands", op,
+               slots.rows_CD.describe());
   const int64_t capacity = slots.rows_CD.size(0), tokens = args.h_TD.size(0);
   check_tensor(op, "slots.rows_CD", slots.rows_CD, DType::kBFloat16, {-1, args.h_TD.size(1)});
   check_contiguous(op, "slots.dweight_C", slots.dweight_C, DType::kFloat32, {capacity});
@@ -226,32 +254,6 @@ int64_t weight_slices(int64_t tokens, int64_t experts, int64_t model) {
 }
 // Their ends, and as many more as keep 16 bytes together.
 int64_t slice_words(int64_t slices) { return round_up(slices + 1, 2); }
-
-// All but the pieces and sums.
-gemm::RouterProducts products_of(const RouterBackwardArgs& args) {
-  return {.pieces_TX = {},
-          .h_TD = args.h_TD,
-          .w_ED = args.w_ED,
-          .addend_TD = args.addend_TD,
-          .dh_TD = args.dh_TD,
-          .sums_SED = {},
-          .rows_CD = args.slots.rows_CD,
-          .slot_TK = args.slots.slot_TK};
-}
-
-// Who multiplies in the backward pass: kernels of float32; or tensor cores, on which the gradient of
-// the logits is three bf16 pieces that add up to it, by products of their own, or both in one launch.
-enum class BackwardProducts { kSingle, kPieces, kTogether };
-
-BackwardProducts choose_products(const RouterBackwardArgs& args, bool gpu, const Stream& stream) {
-  if (!gpu || args.h_TD.dtype() != DType::kBFloat16) return BackwardProducts::kSingle;
-  const bool aligned = reinterpret_cast<uintptr_t>(args.workspace.raw()) % 16 == 0;
-  if (aligned &&
-      gemm::takes_router_products(products_of(args), gpu_properties(stream.device().index))) {
-    return BackwardProducts::kTogether;
-  }
-  return BackwardProducts::kPieces;
-}
 
 // What the products of the backward pass multiply, in the workspace. Pieces are [T, 3E], or wider
 // for products in one launch; else they meet w three times. The products with h are the rows of

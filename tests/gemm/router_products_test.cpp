@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "moiety/base/integer.h"
+
 namespace moiety::gemm {
 namespace {
-
-int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 TEST(RouterProducts, APieceHasColumnsForItsExperts) {
   EXPECT_EQ(router_width(1), 64);
@@ -22,10 +22,10 @@ TEST(RouterProducts, SlicesFillALargeGpu) {
   EXPECT_EQ(router_slices(0, 2048), 1);
   for (const int64_t tokens : {1, 63, 64, 65, 1000, 4096, 8192, 100000}) {
     for (const int64_t model : {8, 128, 136, 1024, 2880, 7168}) {
-      const int64_t slices = router_slices(tokens, model), tiles = pieces(tokens, 64);
-      const int64_t each = pieces(tiles, slices);
-      EXPECT_EQ(pieces(tiles, each), slices) << tokens << " tokens, D " << model;
-      const int64_t blocks = slices * pieces(model, 128);
+      const int64_t slices = router_slices(tokens, model), tiles = ceil_div(tokens, 64);
+      const int64_t each = ceil_div(tiles, slices);
+      EXPECT_EQ(ceil_div(tiles, each), slices) << tokens << " tokens, D " << model;
+      const int64_t blocks = slices * ceil_div(model, 128);
       EXPECT_TRUE(tiles < 132 || model < 1024 || blocks >= 96) << tokens << " tokens, D " << model;
     }
   }
