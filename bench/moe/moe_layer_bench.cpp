@@ -1,8 +1,9 @@
 // A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
 // both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
 // weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
-// lies between forward and backward. On a GPU the step is a graph that is replayed; rows `.host` are
-// the time in which the host enqueues it, operation by operation.
+// lies between forward and backward. Gradients have memory from backward on, that of w1, which comes
+// last, from its product on: as where a framework makes them. On a GPU the step is a graph that is
+// replayed; rows `.host` are the time in which the host enqueues it, operation by operation.
 #include <cmath>
 #include <optional>
 
@@ -36,7 +37,8 @@ class Layer {
         group_(EpGroup::create(world, ExpertMap(static_cast<int>(s_.experts), 1),
                                moe_limits(config_, s_.tokens), {.device = stream.device()})),
         layer_(config_, group_),
-        arena_("layer", stream.device()) {
+        arena_("layer", stream.device()),
+        gradients_(gradients) {
     const auto random = [&](std::initializer_list<int64_t> sizes, float spread) {
       return random_on_gpu(kHalf, sizes, stream, spread);
     };
@@ -52,10 +54,6 @@ class Layer {
     w1_ = random({s_.experts, 2 * s_.ffn, s_.model}, 0.02f);
     w2_ = random({s_.experts, s_.model, s_.ffn}, 0.02f);
     out_ = empty(kHalf, {s_.tokens, s_.model});
-    dh_ = empty(kHalf, {s_.tokens, s_.model});
-    d_router_ = empty(gradients, {s_.experts, s_.model});
-    dw1_ = empty(gradients, {s_.experts, 2 * s_.ffn, s_.model});
-    dw2_ = empty(gradients, {s_.experts, s_.model, s_.ffn});
     count_ = empty(DType::kInt64, {1, s_.experts + 1});
     sum_ = empty(DType::kFloat64, {1, s_.experts + 1});
     scope_ = empty(DType::kInt64, {2});
@@ -98,19 +96,33 @@ class Layer {
                     .info = {}},
                    &saved, arena_, stream_);
     kept_ = arena_.in_use();
-    layer_.backward({.weights = weights,
-                     .grads = {.router_ED = d_router_,
-                               .w1 = {dw1_.view()},
-                               .w2 = {dw2_.view()},
-                               .b1_LH = {},
-                               .b2_LD = {}},
-                     .h_TD = h_,
-                     .dout_TD = dout_,
-                     .addend = {},
-                     .count = count_,
-                     .scope = scope_,
-                     .dh_TD = dh_},
-                    saved, arena_, stream_);
+    const TensorView dh = arena_.tensor(kHalf, {s_.tokens, s_.model}),
+                     d_router = arena_.tensor(gradients_, {s_.experts, s_.model}),
+                     dw2 = arena_.tensor(gradients_, {s_.experts, s_.model, s_.ffn});
+    const auto make_dw1 = [&] {
+      return arena_.tensor(gradients_, {s_.experts, 2 * s_.ffn, s_.model});
+    };
+    gemm::GradTarget w1;
+    if (!layer_.in_place()) w1.grad = make_dw1();  // its product reads rows that backward makes
+    layer_.backward(
+        {.weights = weights,
+         .grads = {.router_ED = d_router, .w1 = w1, .w2 = {dw2}, .b1_LH = {}, .b2_LD = {}},
+         .h_TD = h_,
+         .dout_TD = dout_,
+         .addend = {},
+         .count = count_,
+         .scope = scope_,
+         .dh_TD = dh},
+        saved, arena_, stream_);
+    if (!layer_.in_place()) return;
+    layer_.backward_weights({.weights = weights,
+                             .w1 = {make_dw1()},
+                             .w2 = {},
+                             .rows = {},
+                             .gradient = {},
+                             .h_TD = h_,
+                             .dout_TD = dout_},
+                            saved, arena_, stream_);
   }
 
   void run(const std::string& name, const Rates& dense, bool steady) {
@@ -140,7 +152,7 @@ class Layer {
     if (gpu && steady) row.more += steady_fields(burst, flop, dense);
     print(row);
     if (gpu) {
-      const Timing host = host_time([&] { step(); }, 4, stream_);
+      const Timing host = host_time([&] { step(); }, 16, stream_);
       Row eager{text("{}.host", name), s_.name, host.ms * 1e3, "us", host};
       eager.device = stream_.device();
       print(eager);
@@ -155,8 +167,9 @@ class Layer {
   EpGroup group_;
   MoeLayer layer_;
   Arena arena_;
+  DType gradients_;
   int64_t tensors_ = 0, kept_ = 0;  // bytes
-  Tensor h_, dout_, router_, w1_, w2_, out_, dh_, d_router_, dw1_, dw2_, count_, sum_, scope_;
+  Tensor h_, dout_, router_, w1_, w2_, out_, count_, sum_, scope_;
 };
 
 void run(Options& options) {

@@ -36,19 +36,19 @@ struct MoeLayer::Experts {
     if (has_recipe()) return quantized_mlp_hidden(quantized, input, h, arena, stream);
     grouped_mlp_hidden(plain, input, h, stream);
   }
-  void backward_data(const gemm::MlpInput& input, const gemm::MlpGradients& gradients, Arena& arena,
-                     Stream stream) const {
+  // `free`: memory that is not in use until dx is written, optional.
+  void backward_data(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
+                     TensorView free, Arena& arena, Stream stream) const {
     if (has_recipe()) {
       return quantized_mlp_backward_data(quantized, input, gradients, arena, stream);
     }
     // A GPU has read what B1 leaves when it writes dx over it.
     const int64_t need = grouped_mlp_workspace(plain, input);
-    const TensorView& dx = gradients.dx;
-    const bool fits = stream.device().type == DeviceType::kCuda && dx.defined() &&
-                      dx.contiguous() && dx.bytes() >= need;
+    const bool fits = stream.device().type == DeviceType::kCuda && free.defined() &&
+                      free.contiguous() && free.bytes() >= need;
     grouped_mlp_backward_data(
         plain, input, gradients,
-        fits ? TensorView(dx.raw(), DType::kUInt8, {need}, dx.device()) : bytes(arena, need),
+        fits ? TensorView(free.raw(), DType::kUInt8, {need}, free.device()) : bytes(arena, need),
         stream);
   }
   void backward_weights(const gemm::MlpInput& input, const gemm::MlpGradients& gradients,
@@ -488,24 +488,52 @@ void MoeLayer::copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView 
   combine_backward(*group_, plan, {.g_TD = dout_TD, .gy_CD = rows_CD}, stream);
 }
 
+void MoeLayer::make_gradients_in_place(const Experts& experts, int64_t capacity, bool wants_w2,
+                                       MoeGradientRows& gradient, Arena& arena) const {
+  gradient.dx_CD = arena.tensor(config_.dtype, {capacity, config_.model});
+  if (gradient.inner_CF.defined() || !wants_w2) return;
+  const bool lends = arena.device().type == DeviceType::kCuda && !experts.has_recipe() &&
+                     !copies_.gradient && config_.ffn <= config_.model;
+  if (!lends) {
+    gradient.inner_CF = arena.tensor(config_.dtype, {capacity, config_.ffn});
+    return;
+  }
+  const TensorView& dx = gradient.dx_CD;
+  const int64_t inner = byte_size(config_.dtype, capacity * config_.ffn),
+                at = (dx.bytes() - inner) / 256 * 256;
+  gradient.inner_CF = TensorView(static_cast<std::byte*>(dx.raw()) + at, config_.dtype,
+                                 {capacity, config_.ffn}, dx.device());
+}
+
 bool MoeLayer::data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
                               TensorView h_TD, TensorView dx_CD, gemm::MlpGradients g,
                               const gemm::GradTarget& w2, Arena& arena, Stream stream) const {
-  if (!in_place() || experts.has_recipe() || !copies_.gradient) {
+  // What lies in dx's place until B4, beside a workspace: a copy of the gradient of out, or A'.
+  const bool copy = in_place() && !experts.has_recipe() && copies_.gradient;
+  const bool inner = g.a.defined() && g.a.raw() >= dx_CD.raw() &&
+                     g.a.raw() < static_cast<std::byte*>(dx_CD.raw()) + dx_CD.bytes();
+  if (!copy && !inner) {
     // Gradients of rows read the shape of x alone.
     const TensorView x = in_place() ? h_TD : rows.rows_CD.defined() ? rows.rows_CD : g.d_o;
-    experts.backward_data(mlp_input(plan, rows, x), g, arena, stream);
+    experts.backward_data(mlp_input(plan, rows, x), g, g.dx, arena, stream);
     return false;
   }
-  // The copy lies in dx's place until B4.
   const bool wanted = g.dx.defined();
-  MoeRows ordered = rows;
-  ordered.source_C = {};
-  const gemm::MlpInput input = mlp_input(plan, ordered, dx_CD);
-  copy_gradient(plan, g.d_o, dx_CD, stream);
-  g.d_o = dx_CD;
+  MoeRows read = rows;
+  TensorView x = h_TD, free;
+  if (copy) {
+    read.source_C = {};
+    x = dx_CD;
+    copy_gradient(plan, g.d_o, dx_CD, stream);
+    g.d_o = dx_CD;
+  } else {
+    const auto* const begin = static_cast<std::byte*>(dx_CD.raw());
+    const auto* const end = static_cast<std::byte*>(g.a.raw());
+    free = TensorView(dx_CD.raw(), DType::kUInt8, {end - begin}, dx_CD.device());
+  }
+  const gemm::MlpInput input = mlp_input(plan, read, x);
   g.dx = {};
-  experts.backward_data(input, g, arena, stream);
+  experts.backward_data(input, g, free, arena, stream);
   if (w2.grad.defined()) experts.backward_weights(input, g, w2, {}, arena, stream);
   if (!wanted) return true;
   g.dx = dx_CD;
@@ -589,7 +617,10 @@ void MoeLayer::backward_experts(const MoeBackwardArgs& args, const MoeSaved& sav
   const MoeRows& rows = args.rows.hidden_CH.defined() ? args.rows : saved.rows;
   MOIETY_CHECK(rows.hidden_CH.defined(), "moe_layer: backward without the rows of rows_again");
   MoeGradientRows gradient = args.gradient;
-  if (!gradient.dx_CD.defined()) {
+  if (!gradient.dx_CD.defined() && in_place()) {
+    make_gradients_in_place(experts, capacity, args.grads.w2.grad.defined(), gradient, arena);
+    check_tensor("moe_layer", "dout_TD", args.dout_TD, config_.dtype, {tokens, config_.model});
+  } else if (!gradient.dx_CD.defined()) {
     gradient = make_gradient_rows(capacity, arena);
     receive_gradient(saved, args.dout_TD, gradient, args.probe, stream);
   }

@@ -91,6 +91,33 @@ __device__ void store_row(float* row, int experts, bool vector, const float (&v)
   }
 }
 
+// Quotients by one divisor, 1 <= d <= 2^20, with the bits of divisions, which take three times as long
+// and one after the other.
+struct Quotients {
+  static constexpr float kLeast = 0x1p-60f;  // smaller numerators, but for 0, lose bits on the way
+  float d, r;
+
+  __device__ explicit Quotients(float divisor) : d(divisor), r(1.0f / divisor) {}
+  // x := x / d.
+  template <int kCount>
+  __device__ void divide(float (&x)[kCount]) const {
+    bool small = false;
+#pragma unroll
+    for (const float a : x) small = small || (a < kLeast && a != 0);
+    if (small) {
+#pragma unroll 1
+      for (float& a : x) a /= d;
+      return;
+    }
+#pragma unroll
+    for (float& a : x) {
+      float q = a * r;
+      q = fmaf(fmaf(-d, q, a), r, q);
+      a = fmaf(fmaf(-d, q, a), r, q);
+    }
+  }
+};
+
 // Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are NaN, so
 // it changes no sum.
 template <class L>
@@ -98,7 +125,8 @@ struct TokenScores {
   float p[L::kEach];
   float largest, sum, lse, divisor;
 
-  __device__ void compute(const RouterConfig& config, const float* x, bool vector) {
+  // `has_lse`: lse is wanted.
+  __device__ void compute(const RouterConfig& config, const float* x, bool vector, bool has_lse) {
     const int experts = static_cast<int>(config.experts);
     load_logits<L>(x, experts, vector, p);
     largest = -INFINITY;
@@ -110,7 +138,7 @@ struct TokenScores {
 #pragma unroll
     for (int i = 0; i < L::kEach; ++i) part += e[i] = exp_nonpositive(p[i] - largest);
     sum = L::sum(part);
-    lse = largest + log(sum);
+    lse = has_lse ? largest + log(sum) : 0;
     divisor = 1;
     if (config.score == Score::kSigmoid) {
       part = 0;
@@ -118,8 +146,9 @@ struct TokenScores {
       for (float& v : p) part += v = sigmoid(v);
       divisor = kTiny<float> + L::sum(part);
     } else {
+      Quotients(sum).divide(e);
 #pragma unroll
-      for (int i = 0; i < L::kEach; ++i) p[i] = e[i] / sum;
+      for (int i = 0; i < L::kEach; ++i) p[i] = e[i];
     }
   }
 };
@@ -254,7 +283,7 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
   float* row = at.row(memory, slot);
   int32_t* chosen = at.chosen(memory, slot);
   TokenScores<L> scores;
-  scores.compute(config, p.rows.logits + t * experts, p.vector);
+  scores.compute(config, p.rows.logits + t * experts, p.vector, true);
   store_row<L>(row, static_cast<int>(at.stride), true, scores.p);
   __syncwarp();
   if (p.rows.given) {
@@ -426,8 +455,8 @@ __device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, 
   for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
     // From here on the row holds dp.
 #pragma unroll
-  for (int i = 0; i < L::kEach; ++i) {
-    if (L::expert(i) < stride) row[L::expert(i)] = 0;
+  for (int i = 0; i < L::kEach; i += kOctet) {
+    store_octet<true>(row + L::expert(i), Octet<float>(), stride - L::expert(i));
   }
   __syncwarp();
   for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
@@ -454,16 +483,21 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
   }
   const bool live = exists && p.rows.idx[t * top_k] >= 0;
   TokenScores<L> scores;
-  scores.compute(config, x, p.vector);
+  scores.compute(config, x, p.vector, z_slope != 0);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
   __syncwarp();
   add_weight_gradient<L>(config, p.stride, idx, dweight, live, row);
   const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
   float dx[L::kEach], part = 0;
 #pragma unroll
+  for (int i = 0; i < L::kEach; i += kOctet) {
+    const Octet<float> dp = load_octet<true>(row + L::expert(i), p.stride - L::expert(i));
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) dx[i + j] = dp[j];
+  }
+#pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
     const int e = L::expert(i);
-    dx[i] = e < experts ? row[e] : 0;
     const float slope = has_dq && e < experts ? dq[e] : 0;
     if (softmax) {
       if (has_dq) dx[i] += slope;

@@ -31,6 +31,7 @@ struct StepOptions {
   const gemm::Recipe* recipe = nullptr;
   std::optional<RowCopies> copies = {};
   size_t ranks = 0;  // which of layouts()
+  bool own = false;  // the layer has its own rows of gradients
 };
 
 // A step of the layer as the model runs it, forward and two backward passes that add up.
@@ -66,8 +67,11 @@ void step_of(Problem p, RowLayout layout, const StepOptions& o, Stored& result) 
       }
       const gemm::GroupScalar beta{static_cast<float>(pass), {}};
       const gemm::GradTarget w1{r.dw1.view(), beta}, w2{r.dw2.view(), beta};
-      const MoeGradientRows gradient = r.layer.make_gradient_rows(capacity, r.arena);
-      r.layer.receive_gradient(r.saved, r.dout, gradient, nullptr, {});
+      MoeGradientRows gradient;
+      if (!o.own) {
+        gradient = r.layer.make_gradient_rows(capacity, r.arena);
+        r.layer.receive_gradient(r.saved, r.dout, gradient, nullptr, {});
+      }
       const TensorView none;
       r.layer.backward({.weights = weights,
                         .grads = {.router_ED = r.d_router,
@@ -127,6 +131,8 @@ TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
                           options.recompute, options.delay));
         expect_same_bits(p, options);
       }
+      expect_same_bits(p, {.own = true});
+      expect_same_bits(p, {.recompute = true, .copies = RowCopies{true, true, true}, .own = true});
       // Products that read copies for themselves, as Hopper's may.
       for (const RowCopies& copies : {RowCopies{true, false, false}, RowCopies{false, true, false},
                                       RowCopies{false, false, true}, RowCopies{true, true, true}}) {
