@@ -154,6 +154,28 @@ TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
   }
 }
 
+// From forward to backward: the hidden activation, the maps and the routing; h is the caller's.
+TEST(SlotMaps, ALayerKeepsItsHiddenActivationAndMaps) {
+  MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
+  config.layout = RowLayout::kRank;
+  const Problem p = make_problem(config, 24);
+  on_ranks(p, layouts()[0], [&](Rank& r) {
+    const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t capacity = r.ample(), tokens = r.h.view().size(0), topk = config.router.top_k,
+                  pairs = tokens * topk;
+    ASSERT_EQ(capacity, pairs);
+    PrepareArgs args;
+    args.idx_TK = TensorView(nullptr, DType::kInt32, {tokens, topk});
+    args.capacity = capacity;
+    const int64_t routing = aligned(plan_bytes(r.group.map(), r.group.limits(), args)) +
+                            aligned(tokens * config.router.experts * 4) + aligned(pairs * 4);
+    const int64_t before = r.arena.in_use();
+    r.forward(capacity);
+    EXPECT_EQ(r.arena.in_use() - before,
+              routing + 2 * aligned(pairs * 4) + aligned(4 * pairs * config.ffn));
+  });
+}
+
 // A rank without tokens among others, masked tokens, drops, and every order of sums.
 TEST(SlotMaps, RowsThatCameOnceGiveTheBitsOfCopies) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
