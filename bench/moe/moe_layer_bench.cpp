@@ -21,10 +21,16 @@ using namespace moe;
 
 constexpr ExpertShape kCpuShapes[] = {{"c8", 2048, 256, 512, 8, 2}, {"c32", 4096, 512, 256, 32, 4}};
 
+// Weight gradients: what they are, and whether they are added to what is there.
+struct Gradients {
+  DType dtype = kHalf;
+  bool added = false;
+};
+
 class Layer {
  public:
   Layer(const ExpertShape& shape, RowLayout layout, const std::optional<RowCopies>& copies,
-        DType gradients, comm::Communicator& world, const Stream& stream)
+        const Gradients& gradients, comm::Communicator& world, const Stream& stream)
       : s_(shape),
         stream_(stream),
         config_{.dtype = kHalf,
@@ -79,6 +85,18 @@ class Layer {
 
   void step() {
     const ArenaScope all(arena_);
+    const auto make_dw1 = [&] {
+      return arena_.tensor(gradients_.dtype, {s_.experts, 2 * s_.ffn, s_.model});
+    };
+    const auto make_dw2 = [&] {
+      return arena_.tensor(gradients_.dtype, {s_.experts, s_.model, s_.ffn});
+    };
+    const gemm::GroupScalar beta{gradients_.added ? 1.0f : 0.0f, {}};
+    gemm::GradTarget w1{{}, beta}, w2{{}, beta};
+    // What is added to stays from step to step, since it is always at the same place.
+    if (gradients_.added) w1.grad = make_dw1();
+    if (gradients_.added) w2.grad = make_dw2();
+    const int64_t before = arena_.in_use();
     MoeSaved saved;
     const MoeWeights weights{.router_ED = router_,
                              .router_bias_E = {},
@@ -95,28 +113,25 @@ class Layer {
                     .stats = {count_, sum_},
                     .info = {}},
                    &saved, arena_, stream_);
-    kept_ = arena_.in_use();
+    kept_ = arena_.in_use() - before;
     const TensorView dh = arena_.tensor(kHalf, {s_.tokens, s_.model}),
-                     d_router = arena_.tensor(gradients_, {s_.experts, s_.model}),
-                     dw2 = arena_.tensor(gradients_, {s_.experts, s_.model, s_.ffn});
-    const auto make_dw1 = [&] {
-      return arena_.tensor(gradients_, {s_.experts, 2 * s_.ffn, s_.model});
-    };
-    gemm::GradTarget w1;
-    if (!layer_.in_place()) w1.grad = make_dw1();  // its product reads rows that backward makes
-    layer_.backward(
-        {.weights = weights,
-         .grads = {.router_ED = d_router, .w1 = w1, .w2 = {dw2}, .b1_LH = {}, .b2_LD = {}},
-         .h_TD = h_,
-         .dout_TD = dout_,
-         .addend = {},
-         .count = count_,
-         .scope = scope_,
-         .dh_TD = dh},
-        saved, arena_, stream_);
-    if (!layer_.in_place()) return;
+                     d_router = arena_.tensor(gradients_.dtype, {s_.experts, s_.model});
+    if (!gradients_.added) w2.grad = make_dw2();
+    // In other layouts the product of the last gradient reads rows that backward makes.
+    const bool last = layer_.in_place() && !gradients_.added;
+    if (!last && !gradients_.added) w1.grad = make_dw1();
+    layer_.backward({.weights = weights,
+                     .grads = {.router_ED = d_router, .w1 = w1, .w2 = w2, .b1_LH = {}, .b2_LD = {}},
+                     .h_TD = h_,
+                     .dout_TD = dout_,
+                     .addend = {},
+                     .count = count_,
+                     .scope = scope_,
+                     .dh_TD = dh},
+                    saved, arena_, stream_);
+    if (!last) return;
     layer_.backward_weights({.weights = weights,
-                             .w1 = {make_dw1()},
+                             .w1 = {make_dw1(), beta},
                              .w2 = {},
                              .rows = {},
                              .gradient = {},
@@ -145,6 +160,10 @@ class Layer {
     row.more = text(R"("layout": "{}", "experts": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
                     moe::name(layer_.layout()), layer_.path().describe(), double(kept_) / 0x1p20,
                     double(arena_.peak() + tensors_) / 0x1p20);
+    if (gradients_.dtype != kHalf || gradients_.added) {
+      row.more += text(R"(, "gradient": "{}{}")", moiety::name(gradients_.dtype),
+                       gradients_.added ? ", added" : "");
+    }
     if (gpu) {
       row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
                        row.value / dense.from_rest);
@@ -167,7 +186,7 @@ class Layer {
   EpGroup group_;
   MoeLayer layer_;
   Arena arena_;
-  DType gradients_;
+  Gradients gradients_;
   int64_t tensors_ = 0, kept_ = 0;  // bytes
   Tensor h_, dout_, router_, w1_, w2_, out_, count_, sum_, scope_;
 };
@@ -175,7 +194,7 @@ class Layer {
 void run(Options& options) {
   std::string device = "cpu", shape, layout, gradient = "bf16", copied;
   int threads = core_count();
-  bool steady = false, skewed = false;
+  bool steady = false, skewed = false, added = false;
   std::vector<std::string> shapes = expert_shape_names();
   for (const ExpertShape& s : kCpuShapes) shapes.push_back(s.name);
   options.choice("--device", device, {"cpu", "cuda"}, "where")
@@ -183,13 +202,14 @@ void run(Options& options) {
       .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
       .word("--copies", copied,
             "products that read copies: letters of f, g, w, or -; else a choice")
-      .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
+      .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients")
+      .flag("--added", added, "weight gradients are added to what is there, else overwritten")
       .number("--threads", threads, "of a CPU")
       .flag("--steady", steady, "on a GPU: also bursts of a second")
       .flag("--skewed", skewed, "also with half a normal number added to the logits of an expert");
   if (!options.parse()) return;
   const bool gpu = device == "cuda";
-  const DType gradients = gradient == "bf16" ? kHalf : DType::kFloat32;
+  const Gradients gradients{gradient == "bf16" ? kHalf : DType::kFloat32, added};
   std::optional<RowCopies> copies;
   if (!copied.empty()) {
     const auto has = [&](char c) { return copied.find(c) != std::string::npos; };

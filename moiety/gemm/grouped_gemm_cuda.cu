@@ -1,4 +1,4 @@
-#include "moiety/base/cuda/launch_large.cuh"
+#include "moiety/base/launch_large.cuh"
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/sm90/launch.cuh"

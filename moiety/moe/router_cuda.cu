@@ -91,32 +91,22 @@ __device__ void store_row(float* row, int experts, bool vector, const float (&v)
   }
 }
 
-// Quotients by one divisor, 1 <= d <= 2^20, with the bits of divisions, which take three times as long
-// and one after the other.
-struct Quotients {
-  static constexpr float kLeast = 0x1p-60f;  // smaller numerators, but for 0, lose bits on the way
-  float d, r;
-
-  __device__ explicit Quotients(float divisor) : d(divisor), r(1.0f / divisor) {}
-  // x := x / d.
-  template <int kCount>
-  __device__ void divide(float (&x)[kCount]) const {
-    bool small = false;
+// x := x / d, 1 <= d <= 2^20, with the bits of divisions, which take three times as long and one after
+// the other. Numerators below 2^-60, but for 0, would lose bits on the way.
+template <int kCount>
+__device__ void divide(float (&x)[kCount], float d) {
+  bool small = false;
+  const float r = 1.0f / d;
 #pragma unroll
-    for (const float a : x) small = small || (a < kLeast && a != 0);
-    if (small) {
-#pragma unroll 1
-      for (float& a : x) a /= d;
-      return;
-    }
+  for (const float a : x) small = small || (a < 0x1p-60f && a != 0);
 #pragma unroll
-    for (float& a : x) {
-      float q = a * r;
-      q = fmaf(fmaf(-d, q, a), r, q);
-      a = fmaf(fmaf(-d, q, a), r, q);
-    }
+  for (int i = 0; small && i < kCount; ++i) x[i] /= d;
+#pragma unroll
+  for (int i = 0; !small && i < kCount; ++i) {
+    const float q = x[i] * r, better = fmaf(fmaf(-d, q, x[i]), r, q);
+    x[i] = fmaf(fmaf(-d, better, x[i]), r, better);
   }
-};
+}
 
 // Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are NaN, so
 // it changes no sum.
@@ -146,7 +136,7 @@ struct TokenScores {
       for (float& v : p) part += v = sigmoid(v);
       divisor = kTiny<float> + L::sum(part);
     } else {
-      Quotients(sum).divide(e);
+      divide(e, sum);
 #pragma unroll
       for (int i = 0; i < L::kEach; ++i) p[i] = e[i];
     }

@@ -1,4 +1,4 @@
-#include "moiety/base/cuda/launch_large.cuh"
+#include "moiety/base/launch_large.cuh"
 #include "moiety/base/math.h"
 #include "tests/base_gpu/kernels.h"
 

@@ -1,7 +1,7 @@
 #include <map>
 #include <mutex>
 
-#include "moiety/base/cuda/launch_large.cuh"
+#include "moiety/base/launch_large.cuh"
 
 namespace moiety::detail {
 namespace {

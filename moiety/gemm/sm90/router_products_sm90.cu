@@ -2,7 +2,7 @@
 // rows of h into a ring of stages, another the addend into buffers of its own. The second multiplies
 // by w, which stays in shared memory, adds, and stores through the addend's buffer. The others have
 // 64 experts each of the weights' gradient, which stays in registers until the slice ends.
-#include "moiety/base/cuda/launch_large.cuh"
+#include "moiety/base/launch_large.cuh"
 #include "moiety/gemm/router_products.h"
 #include "moiety/gemm/sm90/router_sums.cuh"
 
