@@ -165,8 +165,8 @@ class Layer {
                        gradients_.added ? ", added" : "");
     }
     if (gpu) {
-      row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
-                       row.value / dense.from_rest);
+      row.more += text(R"(, "dense": {:.1f}, "share": {:.3f}, "least_ms": {:.3f})", dense.from_rest,
+                       row.value / dense.from_rest, burst.from_rest.least);
     }
     if (gpu && steady) row.more += steady_fields(burst, flop, dense);
     print(row);

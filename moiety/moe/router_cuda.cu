@@ -56,9 +56,8 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
-// Stores the three pieces of a row, `width` columns each. Each rounds the rest that
-// the ones before it leave, which is exact, so they add up to an element except for the part below
-// bf16's least, 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
+// Stores the three pieces of a row, `width` columns each, of which each rounds what those before it
+// leave: exactly, but for the part below bf16's least, 2^-133. What is not finite in bf16 has a NaN.
 template <class L>
 __device__ void store_pieces(bf16* row, int width, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
@@ -91,12 +90,12 @@ __device__ void store_row(float* row, int experts, bool vector, const float (&v)
   }
 }
 
-// x := x / d, 1 <= d <= 2^20, with the bits of divisions, which take three times as long and one after
-// the other. Numerators below 2^-60, but for 0, would lose bits on the way.
+// x := x / d, 1 <= d <= 2^20, with the bits of divisions, which take three times as long.
+// Numerators below 2^-60, but for 0, would lose bits on the way.
 template <int kCount>
 __device__ void divide(float (&x)[kCount], float d) {
-  bool small = false;
   const float r = 1.0f / d;
+  bool small = false;
 #pragma unroll
   for (const float a : x) small = small || (a < 0x1p-60f && a != 0);
 #pragma unroll
@@ -108,17 +107,14 @@ __device__ void divide(float (&x)[kCount], float d) {
   }
 }
 
-// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are NaN, so
-// it changes no sum.
+// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are.
 template <class L>
 struct TokenScores {
   float p[L::kEach];
   float largest, sum, lse, divisor;
 
-  // `has_lse`: lse is wanted.
-  __device__ void compute(const RouterConfig& config, const float* x, bool vector, bool has_lse) {
-    const int experts = static_cast<int>(config.experts);
-    load_logits<L>(x, experts, vector, p);
+  // p holds logits; `has_lse`: lse is wanted.
+  __device__ void compute(const RouterConfig& config, bool has_lse) {
     largest = -INFINITY;
 #pragma unroll
     for (const float v : p) largest = fmaxf(largest, v);
@@ -263,8 +259,7 @@ struct ForwardShared {
   __device__ int32_t* count(float* memory) const { return chosen(memory, tokens); }
 };
 
-// Routes token t, the `slot`-th of those at a time: computes its choice and weights, and puts its
-// part of the statistics into shared memory.
+// Routes token t, the `slot`-th of those at a time, whose statistics go to shared memory.
 template <class L>
 __device__ void route_token(const ForwardParams& p, const ForwardShared& at, float* memory,
                             int64_t t, int slot, bool live) {
@@ -273,7 +268,8 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
   float* row = at.row(memory, slot);
   int32_t* chosen = at.chosen(memory, slot);
   TokenScores<L> scores;
-  scores.compute(config, p.rows.logits + t * experts, p.vector, true);
+  load_logits<L>(p.rows.logits + t * experts, experts, p.vector, scores.p);
+  scores.compute(config, true);
   store_row<L>(row, static_cast<int>(at.stride), true, scores.p);
   __syncwarp();
   if (p.rows.given) {
@@ -455,11 +451,11 @@ __device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, 
   __syncwarp();
 }
 
-// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices, their gradients and terms
-// are in shared memory.
+// dlogits of token t, whose logits are in `scores`. `dq` [E], `row` [E], and room for K choices,
+// their gradients and terms are in shared memory.
 template <class L>
 __device__ void route_back(const BackwardParams& p, const float* dq, float* row, float* choices,
-                           int64_t t, bool exists, float z_slope) {
+                           int64_t t, bool exists, float z_slope, TokenScores<L>& scores) {
   const RouterConfig& config = p.rows.config;
   const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
   const float* x = p.rows.logits + t * experts;
@@ -472,22 +468,18 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
     dweight[k] = !p.slots ? p.rows.dweight[pair] : slot >= 0 ? p.slot_dweight[slot] : 0;
   }
   const bool live = exists && p.rows.idx[t * top_k] >= 0;
-  TokenScores<L> scores;
-  scores.compute(config, x, p.vector, z_slope != 0);
+  scores.compute(config, z_slope != 0);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
   __syncwarp();
   add_weight_gradient<L>(config, p.stride, idx, dweight, live, row);
   const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
   float dx[L::kEach], part = 0;
-#pragma unroll
-  for (int i = 0; i < L::kEach; i += kOctet) {
-    const Octet<float> dp = load_octet<true>(row + L::expert(i), p.stride - L::expert(i));
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) dx[i + j] = dp[j];
-  }
+  Octet<float> dp;
 #pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
     const int e = L::expert(i);
+    if (i % kOctet == 0) dp = load_octet<true>(row + e, p.stride - e);
+    dx[i] = dp[i % kOctet];
     const float slope = has_dq && e < experts ? dq[e] : 0;
     if (softmax) {
       if (has_dq) dx[i] += slope;
@@ -531,9 +523,15 @@ __global__ void __launch_bounds__(L::kThreads)
   const RouterConfig& config = p.rows.config;
   const int slots = blockDim.x / L::kLanes, slot = threadIdx.x / L::kLanes;
   const int64_t begin = p.blocks.begin(blockIdx.x), end = p.blocks.end(blockIdx.x);
+  const int experts = static_cast<int>(config.experts);
+  TokenScores<L> scores;
+  const auto load = [&](int64_t t) {
+    load_logits<L>(p.rows.logits + min(t, end - 1) * experts, experts, p.vector, scores.p);
+  };
+  load(begin + slot);  // on their way while slopes are computed
   if (has_aux(config)) {
-    const int64_t* count = p.count + p.blocks.segment(blockIdx.x) * (config.experts + 1);
-    for (int e = threadIdx.x; e < config.experts; e += blockDim.x) {
+    const int64_t* count = p.count + p.blocks.segment(blockIdx.x) * (experts + 1);
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
       dq[e] = aux_gradient(config, count, p.scope, e);
     }
     __syncthreads();
@@ -544,8 +542,9 @@ __global__ void __launch_bounds__(L::kThreads)
     // All lanes of a warp compute together, whatever their tokens.
     float* const row = dq + (slot + 1) * p.stride;
     float* const choices = dq + (slots + 1) * p.stride + slot * 3 * config.top_k;
-    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z);
+    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z, scores);
     __syncwarp();
+    if (first + slots < end) load(t + slots);
   }
 }
 

@@ -298,9 +298,11 @@ TEST(RowLayout, IsAPureChoice) {
     EXPECT_FALSE(none.forward || none.gradient || none.weight_gradient);
   }
   const RowCopies few = choose_row_copies(gemm::MlpPath::kSm90, 256, 512),
-                  many = choose_row_copies(gemm::MlpPath::kSm90, 2056, 4112);
+                  many = choose_row_copies(gemm::MlpPath::kSm90, 2056, 4112),
+                  fused = choose_row_copies(gemm::MlpPath::kSm90Fused, 2056, 4112);
   EXPECT_FALSE(few.forward || few.gradient || few.weight_gradient);
   EXPECT_TRUE(many.forward && many.gradient && many.weight_gradient);
+  EXPECT_TRUE(!fused.forward && fused.gradient && fused.weight_gradient);
 }
 
 TEST(SlotMaps, AreThePlansInverse) {
