@@ -56,8 +56,9 @@ __device__ void load_logits(const float* x, int experts, bool vector, float (&v)
   }
 }
 
-// Stores the three pieces of a row, `width` columns each, of which each rounds what those before it
-// leave: exactly, but for the part below bf16's least, 2^-133. What is not finite in bf16 has a NaN.
+// Stores the three pieces of a row, `width` columns each. Each rounds the rest that
+// the ones before it leave, which is exact, so they add up to an element except for the part below
+// bf16's least, 2^-133. An element that bf16 has no finite value for has a NaN among its pieces.
 template <class L>
 __device__ void store_pieces(bf16* row, int width, bool vector, float (&v)[L::kEach]) {
 #pragma unroll
@@ -90,31 +91,16 @@ __device__ void store_row(float* row, int experts, bool vector, const float (&v)
   }
 }
 
-// x := x / d, 1 <= d <= 2^20, with the bits of divisions, which take three times as long.
-// Numerators below 2^-60, but for 0, would lose bits on the way.
-template <int kCount>
-__device__ void divide(float (&x)[kCount], float d) {
-  const float r = 1.0f / d;
-  bool small = false;
-#pragma unroll
-  for (const float a : x) small = small || (a < 0x1p-60f && a != 0);
-#pragma unroll
-  for (int i = 0; small && i < kCount; ++i) x[i] /= d;
-#pragma unroll
-  for (int i = 0; !small && i < kCount; ++i) {
-    const float q = x[i] * r, better = fmaf(fmaf(-d, q, x[i]), r, q);
-    x[i] = fmaf(fmaf(-d, better, x[i]), r, better);
-  }
-}
-
-// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are.
+// Scores<float>, spread over the lanes. A p that does not exist is 0, or NaN where all are NaN, so
+// it changes no sum.
 template <class L>
 struct TokenScores {
   float p[L::kEach];
   float largest, sum, lse, divisor;
 
-  // p holds logits; `has_lse`: lse is wanted.
-  __device__ void compute(const RouterConfig& config, bool has_lse) {
+  __device__ void compute(const RouterConfig& config, const float* x, bool vector) {
+    const int experts = static_cast<int>(config.experts);
+    load_logits<L>(x, experts, vector, p);
     largest = -INFINITY;
 #pragma unroll
     for (const float v : p) largest = fmaxf(largest, v);
@@ -124,7 +110,7 @@ struct TokenScores {
 #pragma unroll
     for (int i = 0; i < L::kEach; ++i) part += e[i] = exp_nonpositive(p[i] - largest);
     sum = L::sum(part);
-    lse = has_lse ? largest + log(sum) : 0;
+    lse = largest + log(sum);
     divisor = 1;
     if (config.score == Score::kSigmoid) {
       part = 0;
@@ -132,9 +118,8 @@ struct TokenScores {
       for (float& v : p) part += v = sigmoid(v);
       divisor = kTiny<float> + L::sum(part);
     } else {
-      divide(e, sum);
 #pragma unroll
-      for (int i = 0; i < L::kEach; ++i) p[i] = e[i];
+      for (int i = 0; i < L::kEach; ++i) p[i] = e[i] / sum;
     }
   }
 };
@@ -259,7 +244,8 @@ struct ForwardShared {
   __device__ int32_t* count(float* memory) const { return chosen(memory, tokens); }
 };
 
-// Routes token t, the `slot`-th of those at a time, whose statistics go to shared memory.
+// Routes token t, the `slot`-th of those at a time: computes its choice and weights, and puts its
+// part of the statistics into shared memory.
 template <class L>
 __device__ void route_token(const ForwardParams& p, const ForwardShared& at, float* memory,
                             int64_t t, int slot, bool live) {
@@ -268,8 +254,7 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
   float* row = at.row(memory, slot);
   int32_t* chosen = at.chosen(memory, slot);
   TokenScores<L> scores;
-  load_logits<L>(p.rows.logits + t * experts, experts, p.vector, scores.p);
-  scores.compute(config, true);
+  scores.compute(config, p.rows.logits + t * experts, p.vector);
   store_row<L>(row, static_cast<int>(at.stride), true, scores.p);
   __syncwarp();
   if (p.rows.given) {
@@ -441,8 +426,8 @@ __device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, 
   for (int k = 0; live && config.renormalize && k < top_k; ++k) mean += term[k];
     // From here on the row holds dp.
 #pragma unroll
-  for (int i = 0; i < L::kEach; i += kOctet) {
-    store_octet<true>(row + L::expert(i), Octet<float>(), stride - L::expert(i));
+  for (int i = 0; i < L::kEach; ++i) {
+    if (L::expert(i) < stride) row[L::expert(i)] = 0;
   }
   __syncwarp();
   for (int k = L::lane(); live && k < top_k; k += L::kLanes) {
@@ -451,11 +436,11 @@ __device__ void add_weight_gradient(const RouterConfig& config, int64_t stride, 
   __syncwarp();
 }
 
-// dlogits of token t, whose logits are in `scores`. `dq` [E], `row` [E], and room for K choices,
-// their gradients and terms are in shared memory.
+// Computes dlogits of token t. `dq` [E], `row` [E], and room for K choices, their gradients and terms
+// are in shared memory.
 template <class L>
 __device__ void route_back(const BackwardParams& p, const float* dq, float* row, float* choices,
-                           int64_t t, bool exists, float z_slope, TokenScores<L>& scores) {
+                           int64_t t, bool exists, float z_slope) {
   const RouterConfig& config = p.rows.config;
   const int experts = static_cast<int>(config.experts), top_k = static_cast<int>(config.top_k);
   const float* x = p.rows.logits + t * experts;
@@ -468,18 +453,17 @@ __device__ void route_back(const BackwardParams& p, const float* dq, float* row,
     dweight[k] = !p.slots ? p.rows.dweight[pair] : slot >= 0 ? p.slot_dweight[slot] : 0;
   }
   const bool live = exists && p.rows.idx[t * top_k] >= 0;
-  scores.compute(config, z_slope != 0);
+  TokenScores<L> scores;
+  scores.compute(config, x, p.vector);
   store_row<L>(row, static_cast<int>(p.stride), true, scores.p);
   __syncwarp();
   add_weight_gradient<L>(config, p.stride, idx, dweight, live, row);
   const bool has_dq = has_aux(config), softmax = config.score == Score::kSoftmax;
   float dx[L::kEach], part = 0;
-  Octet<float> dp;
 #pragma unroll
   for (int i = 0; i < L::kEach; ++i) {
     const int e = L::expert(i);
-    if (i % kOctet == 0) dp = load_octet<true>(row + e, p.stride - e);
-    dx[i] = dp[i % kOctet];
+    dx[i] = e < experts ? row[e] : 0;
     const float slope = has_dq && e < experts ? dq[e] : 0;
     if (softmax) {
       if (has_dq) dx[i] += slope;
@@ -523,15 +507,9 @@ __global__ void __launch_bounds__(L::kThreads)
   const RouterConfig& config = p.rows.config;
   const int slots = blockDim.x / L::kLanes, slot = threadIdx.x / L::kLanes;
   const int64_t begin = p.blocks.begin(blockIdx.x), end = p.blocks.end(blockIdx.x);
-  const int experts = static_cast<int>(config.experts);
-  TokenScores<L> scores;
-  const auto load = [&](int64_t t) {
-    load_logits<L>(p.rows.logits + min(t, end - 1) * experts, experts, p.vector, scores.p);
-  };
-  load(begin + slot);  // on their way while slopes are computed
   if (has_aux(config)) {
-    const int64_t* count = p.count + p.blocks.segment(blockIdx.x) * (experts + 1);
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+    const int64_t* count = p.count + p.blocks.segment(blockIdx.x) * (config.experts + 1);
+    for (int e = threadIdx.x; e < config.experts; e += blockDim.x) {
       dq[e] = aux_gradient(config, count, p.scope, e);
     }
     __syncthreads();
@@ -542,9 +520,8 @@ __global__ void __launch_bounds__(L::kThreads)
     // All lanes of a warp compute together, whatever their tokens.
     float* const row = dq + (slot + 1) * p.stride;
     float* const choices = dq + (slots + 1) * p.stride + slot * 3 * config.top_k;
-    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z, scores);
+    route_back<L>(p, dq, row, choices, min(t, end - 1), t < end, z);
     __syncwarp();
-    if (first + slots < end) load(t + slots);
   }
 }
 
