@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -48,9 +49,9 @@ struct World {
   std::map<Id, std::shared_ptr<Shared>> groups;
   std::deque<Part> parts;  // all that there ever were: a thread that was given up may still use one
   int ids = 0;
-  int async_error = 0;
-  bool broken = false;  // all sends fail
-  bool cut = false;     // what is received ends without data, as where NCCL was aborted
+  std::atomic<int> async_error = 0;
+  std::atomic<bool> broken = false;  // all sends fail
+  bool cut = false;  // what is received ends without data, as where NCCL was aborted
 };
 inline World& world() {
   static auto& it = *new World;
