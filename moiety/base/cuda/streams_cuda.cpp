@@ -62,7 +62,7 @@ void* create(int device, bool high) {
   if (void* const free = streams().take(device, priority)) return free;
   cudaStream_t stream = nullptr;
   MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
-  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, stream));
+  touch_stream(device, stream);
   MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream));
   streams().add(stream, priority);
   return stream;
@@ -72,6 +72,11 @@ void* create(int device, bool high) {
 
 void* create_stream(int device) { return create(device, true); }
 void* create_lane(int device) { return create(device, false); }
+
+void touch_stream(int device, void* stream) {
+  const CudaDeviceGuard guard(device);
+  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, static_cast<cudaStream_t>(stream)));
+}
 
 void destroy_stream(int device, void* stream) noexcept {
   try {
