@@ -44,6 +44,11 @@ void* create_stream(int device);
 void* create_lane(int device);
 void destroy_stream(int device, void* stream) noexcept;
 void synchronize_stream(int device, void* stream);
+// Gives the stream a byte to clear: what follows is not its first work in a while, which may be held
+// up as a new stream's is.
+void touch_stream(int device, void* stream);
+// Waits for all that this process has given the GPU to do.
+void synchronize_device(int device);
 
 void* create_event(int device, bool timed);
 void destroy_event(int device, void* event) noexcept;
