@@ -231,17 +231,24 @@ class StepExchange final : public PeerExchange {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
+    // The own parts wait in `out`, if it has room for them and nothing that is added later.
+    const bool ahead =
+        !rows.by_token && (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
+    const auto take = [&]<class Step>(const Step& step) {
+      const int64_t items = plan.tokens * rows.pieces();
+      launch("ep take sums", Last<Step>{step, here()},
+             {std::min(most_blocks<Step>(), grid(items, kRowsOfBlock))}, stream);
+    };
+    const auto take_as = [&]<class T, class Out>(T, Out) {
+      const HomeSums<T, Out> home{here(), view, rows};
+      ahead ? take(AddParts<T, Out>{home}) : take(TakeSums<T, Out>{home});
+    };
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      store_and_await("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)},
+      const int64_t pushing =
+          std::max(push_grid(plan), ahead ? grid(plan.tokens, options_.chunk_rows) : 1);
+      store_and_await("ep push sums", PushSums<T>{here(), view, rows, ahead}, {pushing},
                       rows.record, Await{here(), view, true}, may_be_direct(signature), stream);
-      const LaunchSize size{
-          std::min(most_blocks<TakeSums<T, T>>(), grid(plan.tokens * rows.pieces(), kRowsOfBlock))};
-      if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, rows}, here()}, size,
-               stream);
-      } else {
-        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, rows}, here()}, size, stream);
-      }
+      rows.out_fp32 ? take_as(T(), float()) : take_as(T(), T());
     });
     if (own.direct()) launch("ep await readers", AwaitReaders{here()}, {}, stream);
     end(stream);

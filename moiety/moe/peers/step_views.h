@@ -16,5 +16,7 @@ CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& 
 SumRows view_of(const SumArgs& sum, int topk);
 // Whether the rows of g, y and gy are whole octets.
 bool wide_rows(const ScaledRows& rows);
+// Whether the memory of two matrices may overlap.
+bool overlap(const TensorView& a, const TensorView& b);
 
 }  // namespace moiety::moe::peers

@@ -7,13 +7,73 @@
 
 namespace moiety::moe::peers {
 
-// Sums at home.
+// What the steps at home share.
 template <class T, class Out>
-struct TakeSums {
-  static constexpr int kThreads = 256, kResident = 2;
+struct HomeSums {
   Control* control;
   PlanView plan;
   SumRows a;
+
+ protected:
+  // Whether a sum of one term keeps its bits.
+  MOIETY_STEP bool may_copy() const {
+    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out);
+  }
+  template <class Sums>
+  MOIETY_STEP void put(const Sums& sums, int64_t t, int64_t at, const Held<Out>& x) const {
+    store_eight(a.out + t * a.out_stride, at, a.model, sums.wide(), x);
+  }
+  template <class Sums>
+  MOIETY_STEP void finish(const Sums& sums, int64_t t, int64_t at, EightSum sum) const {
+    if (a.has_addend) {
+      const std::byte* addend = a.addend + t * a.addend_stride;
+      if (a.addend_fp32) {
+        sum.add(load_eight<float>(addend, at, a.model, sums.wide()));
+      } else {
+        sum.add(load_eight<T>(addend, at, a.model, sums.wide()));
+      }
+    }
+    put(sums, t, at, sum.template round<Out>());
+  }
+  template <class Warp>
+  MOIETY_STEP void take_side(Warp& warp, const Control& c, int64_t t) const {
+    warp.each(plan.topk, [&](int64_t k) {
+      const int64_t slot = plan.slot_TK[t * plan.topk + k];
+      const int owner = plan.owner_TK[t * plan.topk + k];
+      uint32_t value = 0;
+      if (slot >= 0) {
+        value = load<uint32_t>(owner == c.rank ? a.side + slot * a.side_stride
+                                               : side_of(c, t, static_cast<int>(k), owner));
+      }
+      store(a.side_out + t * a.side_out_stride + 4 * k, value);
+    });
+  }
+  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k) const {
+    return c.pair_record(c.rank, t * plan.topk + k, a.record);
+  }
+  MOIETY_STEP const std::byte* part(const Control& c, int64_t t, int r) const {
+    return c.record(c.rank, r, plan.row_TR[t * c.ranks + r], a.record);
+  }
+  MOIETY_STEP const std::byte* side_of(const Control& c, int64_t t, int k, int owner) const {
+    return a.by_token ? pair(c, t, k) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
+  }
+  // Calls take(warp, token, number) for the pieces of the sums, `each` together; the first of a token
+  // brings its values, too.
+  template <class Team, class Take>
+  MOIETY_STEP void for_pieces(Team& team, const Control& c, int64_t each, Take&& take) const {
+    const int64_t pieces = ceil_div(a.pieces(), each);
+    team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      take(warp, split.item, split.rest);
+      if (split.rest == 0 && a.has_side) take_side(warp, c, split.item);
+    });
+  }
+};
+
+// Sums at home.
+template <class T, class Out>
+struct TakeSums : HomeSums<T, Out> {
+  static constexpr int kThreads = 256, kResident = 2;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
@@ -21,16 +81,8 @@ struct TakeSums {
     if (failed(team, c)) return;
     const Near near = near_of(c);
     with_parts<T>(a, [&](const auto& sums) {
-      const auto for_pieces = [&](int64_t each, auto&& take) {
-        const int64_t pieces = ceil_div(a.pieces(), each);
-        team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
-          const Split split(i, pieces);
-          take(warp, split.item, split.rest);
-          if (split.rest == 0 && a.has_side) take_side(warp, c, split.item);
-        });
-      };
       if (a.by_token) {
-        for_pieces(1, [&](auto& warp, int64_t t, int64_t piece) {
+        this->for_pieces(team, c, 1, [&](auto& warp, int64_t t, int64_t piece) {
           const bool copy = copies(t);
           sums.for_octets(warp, piece, [&](int64_t at) {
             if (at >= a.model) return;
@@ -40,7 +92,7 @@ struct TakeSums {
         });
       } else {
         constexpr int kPieces = kPiecesOf<decltype(sums)>;
-        for_pieces(kPieces, [&](auto& warp, int64_t t, int64_t piece) {
+        this->for_pieces(team, c, kPieces, [&](auto& warp, int64_t t, int64_t piece) {
           take_by_rank<kPieces>(warp, c, near, sums, t, piece);
         });
       }
@@ -48,6 +100,10 @@ struct TakeSums {
   }
 
  private:
+  using Home = HomeSums<T, Out>;
+  using Home::a, Home::plan, Home::control, Home::may_copy, Home::put, Home::finish, Home::pair,
+      Home::part;
+
   // Pieces of a row that a warp takes at once, so that it looks up the places of rows but once.
   template <class Sums>
   static constexpr int kPiecesOf = std::decay_t<Sums>::kVectors ? 2 : 1;
@@ -70,30 +126,9 @@ struct TakeSums {
     return out;
   }
 
-  // Whether a sum of one term keeps its bits.
-  MOIETY_STEP bool may_copy() const {
-    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out);
-  }
   MOIETY_STEP bool copies(int64_t t) const {
     return may_copy() && plan.alive(plan.slot_TK + t * plan.topk) == 1;
   }
-  template <class Sums>
-  MOIETY_STEP void put(const Sums& sums, int64_t t, int64_t at, const Held<Out>& x) const {
-    store_eight(a.out + t * a.out_stride, at, a.model, sums.wide(), x);
-  }
-  template <class Sums>
-  MOIETY_STEP void finish(const Sums& sums, int64_t t, int64_t at, EightSum sum) const {
-    if (a.has_addend) {
-      const std::byte* addend = a.addend + t * a.addend_stride;
-      if (a.addend_fp32) {
-        sum.add(load_eight<float>(addend, at, a.model, sums.wide()));
-      } else {
-        sum.add(load_eight<T>(addend, at, a.model, sums.wide()));
-      }
-    }
-    put(sums, t, at, sum.template round<Out>());
-  }
-
   template <int n, class Warp, class Sums>
   MOIETY_STEP void take_by_rank(Warp& warp, const Control& c, const Near& near, const Sums& sums,
                                 int64_t t, int64_t piece) const {
@@ -121,29 +156,6 @@ struct TakeSums {
         copy ? put(sums, t, at[q], the_term(c, sums, t, at[q])) : finish(sums, t, at[q], sum[q]);
       }
     });
-  }
-  template <class Warp>
-  MOIETY_STEP void take_side(Warp& warp, const Control& c, int64_t t) const {
-    warp.each(plan.topk, [&](int64_t k) {
-      const int64_t slot = plan.slot_TK[t * plan.topk + k];
-      const int owner = plan.owner_TK[t * plan.topk + k];
-      uint32_t value = 0;
-      if (slot >= 0) {
-        value = load<uint32_t>(owner == c.rank ? a.side + slot * a.side_stride
-                                               : side_of(c, t, static_cast<int>(k), owner));
-      }
-      store(a.side_out + t * a.side_out_stride + 4 * k, value);
-    });
-  }
-
-  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k) const {
-    return c.pair_record(c.rank, t * plan.topk + k, a.record);
-  }
-  MOIETY_STEP const std::byte* part(const Control& c, int64_t t, int r) const {
-    return c.record(c.rank, r, plan.row_TR[t * c.ranks + r], a.record);
-  }
-  MOIETY_STEP const std::byte* side_of(const Control& c, int64_t t, int k, int owner) const {
-    return a.by_token ? pair(c, t, k) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
   }
   // Elements of the row of pair (t, k), whose owner is another rank.
   MOIETY_STEP Held<T> of_peer(const Control& c, int64_t t, int k, int owner, int64_t slot,
@@ -251,6 +263,117 @@ struct TakeSums {
     }
     add_held(false);
     add_others(held_behind > near.rank ? held_behind : near.rank + 1, near.ranks);
+  }
+};
+
+// Adds up the parts of a token at home: those that came, and its own one, which lies in `out`.
+template <class T, class Out>
+struct AddParts : HomeSums<T, Out> {
+  static constexpr int kThreads = 256, kResident = 4;
+
+  template <class Team>
+  MOIETY_STEP void operator()(Team& team) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    const Near near{c.rank, c.ranks, c.record(c.rank, c.rank == 0 ? 1 : 0, 0, a.record),
+                    c.rows_max * a.record};
+    with_parts<T>(a, [&](const auto& sums) {
+      if (sizeof(T) < 4 && a.wire_fp32) {
+        add<float>(team, c, near, sums);
+      } else {
+        add<T>(team, c, near, sums);
+      }
+    });
+  }
+
+ private:
+  using Home = HomeSums<T, Out>;
+  using Home::a, Home::plan, Home::control, Home::put, Home::finish;
+
+  // What a thread needs of a control, and keeps: behind a store it would read all of it anew. The
+  // first peer's records, and from there to the next one's.
+  struct Near {
+    int rank, ranks;
+    const std::byte* records;
+    int64_t of_peer;
+  };
+
+  template <class Wire, class Team, class Sums>
+  MOIETY_STEP void add(Team& team, const Control& c, const Near& near, const Sums& sums) const {
+    constexpr int kPieces = Sums::kVectors && sizeof(Wire) == 2 ? 2 : 1;
+    this->for_pieces(team, c, kPieces, [&](auto& warp, int64_t t, int64_t piece) {
+      const int32_t* row_R = plan.row_TR + t * near.ranks;
+      int parts = 0;
+      for (int r = 0; r < near.ranks; ++r) parts += row_R[r] >= 0;
+      const bool own = row_R[near.rank] >= 0;
+      if (own && parts == 1 && !a.has_addend) return;
+      const bool copy = parts == 1 && !own && !a.has_addend && std::is_same_v<Wire, Out>;
+      warp.lanes([&](int lane) {
+        int64_t at[kPieces];
+        MOIETY_UNROLL
+        for (int q = 0; q < kPieces; ++q) at[q] = ((piece * kPieces + q) * 32 + lane) * kEight;
+        if (copy) {
+          copy_part<Wire>(near, sums, row_R, t, at);
+        } else {
+          add_parts<Wire>(near, sums, row_R, own, t, at);
+        }
+      });
+    });
+  }
+  MOIETY_STEP const std::byte* part_of(const Near& near, int r, int32_t row) const {
+    return near.records + (r < near.rank ? r : r - 1) * near.of_peer + row * a.record;
+  }
+  template <class Wire, int n, class Sums>
+  MOIETY_STEP void copy_part(const Near& near, const Sums& sums, const int32_t* row_R, int64_t t,
+                             const int64_t (&at)[n]) const {
+    if constexpr (std::is_same_v<Wire, Out>) {
+      int r = 0;
+      while (row_R[r] < 0) ++r;
+      for (int q = 0; q < n; ++q) {
+        if (at[q] >= a.model) continue;
+        put(sums, t, at[q],
+            load_eight<Wire>(part_of(near, r, row_R[r]), at[q], a.model, sums.whole()));
+      }
+    }
+  }
+  template <class Wire, int n, class Sums>
+  MOIETY_STEP void add_parts(const Near& near, const Sums& sums, const int32_t* row_R, bool own,
+                             int64_t t, const int64_t (&at)[n]) const {
+    constexpr int kTogether = 2;  // ranks whose parts wait for memory together
+    Held<Out> mine[n];
+    EightSum sum[n];
+    MOIETY_UNROLL
+    for (int q = 0; q < n; ++q) {
+      if (!own || at[q] >= a.model) continue;
+      mine[q] = load_eight<Out>(a.out + t * a.out_stride, at[q], a.model, sums.wide());
+    }
+    for (int first = 0; first < near.ranks; first += kTogether) {
+      Held<Wire> held[kTogether][n];
+      int32_t row[kTogether];
+      MOIETY_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int r = first + i;
+        row[i] = r < near.ranks && r != near.rank ? row_R[r] : -1;
+        MOIETY_UNROLL
+        for (int q = 0; q < n; ++q) {
+          if (row[i] < 0 || at[q] >= a.model) continue;
+          held[i][q] = load_eight<Wire>(part_of(near, r, row[i]), at[q], a.model, sums.whole());
+        }
+      }
+      MOIETY_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        MOIETY_UNROLL
+        for (int q = 0; q < n; ++q) {
+          if (at[q] >= a.model) continue;
+          if (row[i] >= 0) sum[q].add(held[i][q]);
+          if (own && first + i == near.rank) sum[q].add(mine[q]);
+        }
+      }
+    }
+    MOIETY_UNROLL
+    for (int q = 0; q < n; ++q) {
+      if (at[q] < a.model) finish(sums, t, at[q], sum[q]);
+    }
   }
 };
 
