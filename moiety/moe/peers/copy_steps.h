@@ -13,11 +13,11 @@ struct RowTarget {
   const RecordPlaces* places;
 };
 // Stores a piece of row t, whose data is `data`.
-template <class Warp>
+template <int units = kUnits, class Warp>
 MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& rows,
                              const RowPart& data, int64_t t, int64_t piece, const RowTarget& to) {
-  move_piece(warp, data, data.from + t * data.from_stride, piece,
-             [&](auto&& store) { store(to.data); });
+  move_piece<units>(warp, data, data.from + t * data.from_stride, piece,
+                    [&](auto&& store) { store(to.data); });
   if (piece > 0) return;
   for (int i = 1; i < rows.parts; ++i) {
     const RowPart& p = rows.part[i];
@@ -33,72 +33,126 @@ MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& r
 // Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
 struct PushRows {
   static constexpr int kThreads = 256;
-  // A team's memory for the rows of a chunk.
-  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows; }
+  // Chunks whose rows a team looks up together.
+  static constexpr int kChunks = 4;
+  // A team's memory for the rows of chunks: their tokens, and the slots that direct rows go to.
+  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows * kChunks; }
   Control* control;
   PlanView plan;
   CopyRows rows;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
+    const Control& c = *control;
     if (failed(team, c)) return;
     int64_t most = 0;
     for (int r = 0; r < c.ranks; ++r) {
       const int64_t n = r == c.rank ? 0 : plan.rows(c.rank, r);
       most = n > most ? n : most;
     }
-    const int64_t tasks = c.chunks(most) * (c.ranks - 1);
-    for (int64_t i = team.block(); i < tasks; i += team.blocks()) {
-      const ChunkTask task = chunk_task(i, c.rank, c.ranks);
-      push(team, c, task);
+    const int64_t tasks = c.chunks(most) * (c.ranks - 1), step = team.blocks();
+    for (int64_t first = team.block(); first < tasks; first += kChunks * step) {
+      const int64_t left = ceil_div(tasks - first, step), n = left < kChunks ? left : kChunks;
+      find_tokens(team, c, first, n);
+      find_slots(team, c, first, n);
+      for (int64_t i = 0; i < n; ++i) {
+        push(team, c, chunk_task(first + i * step, c.rank, c.ranks), i * c.chunk_rows);
+      }
     }
   }
 
  private:
+  // The rows of a chunk.
+  MOIETY_STEP int64_t count_of(const Control& c, const ChunkTask& task) const {
+    const int64_t left = plan.rows(c.rank, task.peer) - task.chunk * c.chunk_rows;
+    return left < 0 ? 0 : left < c.chunk_rows ? left : c.chunk_rows;
+  }
   template <class Team>
-  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task) const {
+  MOIETY_STEP static int32_t* tokens_of(Team& team) {
+    return team.template shared<int32_t>(0);
+  }
+  template <class Team>
+  MOIETY_STEP static int32_t* slots_of(Team& team, const Control& c) {
+    return team.template shared<int32_t>(4 * c.chunk_rows * kChunks);
+  }
+
+  // Finds the tokens of the rows of `n` of this team's chunks, each by a warp: -1 for dead rows.
+  template <class Team>
+  MOIETY_STEP void find_tokens(Team& team, const Control& c, int64_t first, int64_t n) const {
+    team.sync();
+    team.each_warp(n, [&](auto& warp, int64_t i) {
+      const ChunkTask task = chunk_task(first + i * team.blocks(), c.rank, c.ranks);
+      const int r = task.peer;
+      const int64_t begin = task.chunk * c.chunk_rows, count = count_of(c, task);
+      if (count == 0) return;
+      int32_t* const token_of = tokens_of(team) + i * c.chunk_rows;
+      warp.each(count, [&](int64_t j) { token_of[j] = -1; });
+      warp.sync();
+      int64_t b = warp.sum(plan.blocks, [&](int64_t k) { return plan.row_end(k, r) <= begin; });
+      for (; b < plan.blocks; ++b) {
+        find_in_block(warp, c, r, b * kTokenBlock, [&](int64_t row, int64_t token) {
+          const int64_t at = row - begin;
+          if (at >= 0 && at < count) token_of[at] = static_cast<int32_t>(token);
+        });
+        if (plan.row_end(b, r) >= begin + count) break;
+      }
+    });
+    team.sync();
+  }
+  // Calls use(row for rank r, token) for the tokens of the block that begins with `first`; dead rows
+  // are negative.
+  template <class Warp, class Use>
+  MOIETY_STEP void find_in_block(Warp& warp, const Control& c, int r, int64_t first,
+                                 Use&& use) const {
+    constexpr int kTogether = kTokenBlock / 32;  // of a lane, that wait for memory together
+    warp.lanes([&](int lane) {
+      int32_t row[kTogether];
+      MOIETY_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int64_t t = first + 32 * i + lane;
+        row[i] = t < plan.tokens ? plan.row_TR[t * c.ranks + r] : -1;
+      }
+      MOIETY_UNROLL
+      for (int i = 0; i < kTogether; ++i) use(row[i], first + 32 * i + lane);
+    });
+  }
+  // Finds the slots of those rows that go where they stay.
+  template <class Team>
+  MOIETY_STEP void find_slots(Team& team, const Control& c, int64_t first, int64_t n) const {
+    team.each_warp(n * c.chunk_rows, [&](auto& warp, int64_t at) {
+      const Split row(at, c.chunk_rows);
+      const ChunkTask task = chunk_task(first + row.item * team.blocks(), c.rank, c.ranks);
+      if (!c.direct_R[task.peer] || row.rest >= count_of(c, task)) return;
+      const int32_t token = tokens_of(team)[at];
+      if (token < 0) return;
+      const int32_t slot = primary_slot(warp, token, task.peer);
+      warp.one([&] { slots_of(team, c)[at] = slot; });
+    });
+    team.sync();
+  }
+  // `at`: the place of its rows in the team's memory.
+  template <class Team>
+  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task, int64_t at) const {
+    const int64_t count = count_of(c, task);
+    if (count == 0) return;
     const int r = task.peer;
-    const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
-    if (begin >= n) return;
-    const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
-    // Of the rows, -1 for dead ones; and the slots that direct rows go to.
-    auto* token_of = team.template shared<int32_t>(0);
-    auto* slot_of = team.template shared<int32_t>(4 * c.chunk_rows);
-    team.sync();
-    team.each(count, [&](int64_t i) { token_of[i] = -1; });
-    team.sync();
-    const auto row_end = [&](int64_t b) { return plan.row_end(b, r); };
-    for (int64_t b = block_of_row(plan.blocks, begin, row_end); b < plan.blocks; ++b) {
-      const int64_t first = b * kTokenBlock, left = plan.tokens - first;
-      team.each(left < kTokenBlock ? left : kTokenBlock, [&](int64_t i) {
-        const int64_t at = plan.row_TR[(first + i) * c.ranks + r] - begin;
-        if (at >= 0 && at < count) token_of[at] = static_cast<int32_t>(first + i);
-      });
-      if (row_end(b) >= begin + count) break;
-    }
-    team.sync();
+    const int32_t *const token_of = tokens_of(team) + at, *const slot_of = slots_of(team, c) + at;
     const Direct direct = c.direct_R[r];
-    if (direct) {
-      team.each_warp(count, [&](auto& warp, int64_t i) {
-        if (token_of[i] < 0) return;
-        const int32_t slot = primary_slot(warp, token_of[i], r);
-        warp.one([&] { slot_of[i] = slot; });
-      });
-      team.sync();
-    }
     const RowPart data = rows.data_for(direct);
     const RecordPlaces& places = direct ? rows.direct : rows.staged;
-    const int64_t pieces = CopyRows::pieces(data);
+    const int64_t pieces = CopyRows::pieces(data, kPushedUnits), stride = places.record;
+    std::byte* const records = c.record(r, c.rank, task.chunk * c.chunk_rows, stride);
     team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
       const Split split(i, pieces);
       const int64_t t = token_of[split.item];
       if (t < 0) return;
-      std::byte* const record = c.record(r, c.rank, begin + split.item, places.record);
-      store_piece(warp, plan, rows, data, t, split.rest,
-                  {direct ? direct.row(slot_of[split.item]) : record, record, &places});
+      std::byte* const record = records + split.item * stride;
+      store_piece<kPushedUnits>(
+          warp, plan, rows, data, t, split.rest,
+          {direct ? direct.row(slot_of[split.item]) : record, record, &places});
     });
     team.sync();
+    // The others go on with the next chunk.
     team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
   // The slot of the first live pair of token t at rank r.
@@ -114,13 +168,78 @@ struct PushRows {
 // Which received rows a step takes.
 struct Taken {
   bool own = true, peers = true;
+  bool some = false;  // chunks of peers have been taken early
 };
 
-// Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
-// taken, spread over the grid. Returns how often it is called.
+// What a thread needs of a control for every row that came, and keeps: behind a store it would read
+// all of it anew. The first peer's records, and from there to the next one's.
+struct Arrived {
+  int rank;
+  bool direct;
+  const std::byte* records;
+  int64_t of_peer;
+
+  MOIETY_STEP const std::byte* record(int s, int64_t j, int64_t stride) const {
+    return records + (s < rank ? s : s - 1) * of_peer + j * stride;
+  }
+};
+MOIETY_STEP Arrived arrived(const Control& c, const CopyRows& rows) {
+  const bool direct = static_cast<bool>(c.direct_R[c.rank]);
+  const int64_t stride = (direct ? rows.direct : rows.staged).record;
+  return {c.rank, direct, c.record(c.rank, c.rank == 0 ? 1 : 0, 0, stride), c.rows_max * stride};
+}
+
+// The most chunks that a peer sends to this rank.
+MOIETY_STEP int64_t arriving(const Control& c, const PlanView& plan) {
+  int64_t most = 0;
+  for (int i = 0; i + 1 < c.ranks; ++i) {
+    const int64_t n = plan.rows(c.peer(i), c.rank);
+    most = n > most ? n : most;
+  }
+  return c.chunks(most);
+}
+// The word of a chunk of this rank for itself, which nobody sends: the epoch's when that chunk of all
+// peers has been taken early.
+MOIETY_STEP uint64_t* taken_word(const Control& c, int64_t chunk) {
+  return c.ready_word(c.rank, c.rank, chunk);
+}
+
+// Calls use(warp, source rank, row j, i) for i < each of the rows of peers that have not been taken
+// early, spread over the grid. A team's memory holds kListed numbers and one more.
+inline constexpr int64_t kListed = 1023;
 template <class Team, class Use>
-MOIETY_STEP int64_t for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
-                                 Use&& use) {
+MOIETY_STEP void for_left(Team& team, const Control& c, const PlanView& plan, int64_t each,
+                          Use&& use) {
+  auto* const left = team.template shared<int32_t>(0);
+  const int64_t chunks = arriving(c, plan);
+  for (int64_t first = 0; first < chunks; first += kListed) {
+    const int64_t n = chunks - first < kListed ? chunks - first : kListed;
+    const auto waits = [&](int64_t i) -> int64_t {
+      return load_relaxed(taken_word(c, first + i)) != c.entry.word;
+    };
+    team.sync();
+    team.scan(n, waits, [&](int64_t i, int64_t before) {
+      const bool it = waits(i) != 0;
+      if (it) left[before] = static_cast<int32_t>(first + i);
+      if (i + 1 == n) left[kListed] = static_cast<int32_t>(before + it);
+    });
+    team.sync();
+    const int64_t peers = c.ranks - 1, of_chunk = c.chunk_rows * each;
+    team.grid_warps(left[kListed] * peers * of_chunk, [&](auto& warp, int64_t i) {
+      const Split part(i, of_chunk), from(part.item, peers), piece(part.rest, each);
+      const int s = c.peer(from.rest);
+      const int64_t j = left[from.item] * c.chunk_rows + piece.item;
+      if (j < plan.rows(s, c.rank)) use(warp, s, j, piece.rest);
+    });
+  }
+}
+
+// Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
+// taken, spread over the grid.
+template <class Team, class Use>
+MOIETY_STEP void for_received(Team& team, const Control& c, const PlanView& plan,
+                              const Taken& taken, int64_t each, Use&& use) {
+  if (taken.some) return for_left(team, c, plan, each, use);
   int64_t calls = 0;
   for (int n = 0; n < plan.ranks; ++n) {
     const int s = (plan.rank + n) % plan.ranks;
@@ -135,7 +254,47 @@ MOIETY_STEP int64_t for_received(Team& team, const PlanView& plan, const Taken& 
         calls);
     calls += of;
   }
-  return calls;
+}
+
+// Takes chunks of peers that are here, or come before `until`, by this team; the others are left. A
+// step that does so waits for a while at most, so it may share a GPU with what it waits for.
+template <class Team, class Use>
+MOIETY_STEP void take_early(Team& team, const Control& c, const PlanView& plan, uint64_t until,
+                            int64_t each, Use&& use) {
+  auto* const came = team.template shared<int32_t>(0);
+  const int64_t chunks = arriving(c, plan);
+  for (int64_t chunk = team.block(); chunk < chunks; chunk += team.blocks()) {
+    const int64_t begin = chunk * c.chunk_rows;
+    const auto here = [&] {
+      for (int i = 0; i + 1 < c.ranks; ++i) {
+        const int s = c.peer(i);
+        if (begin >= plan.rows(s, c.rank)) continue;
+        if (load_acquire(c.ready_word(c.rank, s, chunk)) != c.entry.word) return false;
+      }
+      return true;
+    };
+    team.sync();
+    team.one([&] {
+      bool all = here();
+      while (!all && nanoseconds() < until && look(&c.failed) == 0) {
+        pause();
+        all = here();
+      }
+      *came = all;
+    });
+    team.sync();
+    if (*came == 0) return;
+    for (int i = 0; i + 1 < c.ranks; ++i) {
+      const int s = c.peer(i);
+      const int64_t left = plan.rows(s, c.rank) - begin;
+      team.each_warp((left < c.chunk_rows ? left : c.chunk_rows) * each,
+                     [&](auto& warp, int64_t at) {
+                       const Split piece(at, each);
+                       use(warp, s, begin + piece.item, piece.rest);
+                     });
+    }
+    team.one([&] { store_relaxed(taken_word(c, chunk), c.entry.word); });
+  }
 }
 
 // Zeroes a piece of a row, the first with all that is beside the data.
@@ -181,7 +340,7 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
 
 // Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
 struct ExpandRows {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256, kResident = 2;
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -191,23 +350,42 @@ struct ExpandRows {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    const int64_t taken_pieces = for_received(
-        team, plan, taken, rows.pieces(),
-        [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
-    if (taken.own) zero_empty(team, plan, rows, taken_pieces);
+    const Arrived from = arrived(c, rows);
+    for_received(
+        team, c, plan, taken, rows.pieces(),
+        [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, from, s, j, piece); });
+  }
+  // Zeroes what no row has.
+  template <class Team>
+  MOIETY_STEP void behind(Team& team) const {
+    if (!taken.own || failed(team, *control)) return;
+    int64_t rows_taken = plan.rows(plan.rank, plan.rank);
+    for (int s = 0; s < plan.ranks && taken.peers; ++s) {
+      if (s != plan.rank) rows_taken += plan.rows(s, plan.rank);
+    }
+    zero_empty(team, plan, rows, rows_taken * rows.pieces());
+  }
+  // Takes what comes before `until`.
+  template <class Team>
+  MOIETY_STEP void early(Team& team, uint64_t until) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    const Arrived from = arrived(c, rows);
+    take_early(team, c, plan, until, rows.pieces(),
+               [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, from, s, j, piece); });
   }
 
  private:
   // Reads a piece of a row once and writes it to every slot.
   template <class Warp>
-  MOIETY_STEP void take(Warp& warp, const Control& c, int s, int64_t j, int64_t piece) const {
+  MOIETY_STEP void take(Warp& warp, const Arrived& came, int s, int64_t j, int64_t piece) const {
     const int32_t* slot_K = plan.slots(s, j);
     const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
     if (live.count() == 0) return;
-    const bool own = s == c.rank, direct = !own && c.direct_R[c.rank];
+    const bool own = s == came.rank, direct = !own && came.direct;
     const RecordPlaces& at = direct ? rows.direct : rows.staged;
     const int64_t t = own ? plan.token(s, j) : 0;
-    const std::byte* record = own ? nullptr : c.record(c.rank, s, j, at.record);
+    const std::byte* record = own ? nullptr : came.record(s, j, at.record);
     const auto from = [&](int i) {
       const RowPart& p = rows.part[i];
       return own ? p.from + t * p.from_stride : record + at.at[i];
@@ -250,7 +428,8 @@ struct ExpandRows {
 };
 
 // Pushes rows in the first blocks of a grid, and looks after the own ones in the others: the one is
-// held back by links, the other by memory.
+// held back by links, the other by memory. Those then take what comes meanwhile, if `takes`, and look
+// out for it at most as long again as they have run.
 template <class Own>
 struct PushBeside {
   static constexpr int kThreads = PushRows::kThreads;
@@ -258,16 +437,21 @@ struct PushBeside {
   PushRows push;
   Own own;
   int64_t pushers;  // blocks
+  bool takes;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     if (team.block() < pushers) {
       Team part = team.part(0, pushers);
-      push(part);
-    } else {
-      Team part = team.part(pushers, team.blocks() - pushers);
-      own(part);
+      return push(part);
     }
+    Team part = team.part(pushers, team.blocks() - pushers);
+    const uint64_t start = nanoseconds();
+    own(part);
+    if constexpr (requires { own.behind(part); }) own.behind(part);
+    if (!takes) return;
+    const uint64_t now = nanoseconds();
+    own.early(part, now + (now - start));
   }
 };
 

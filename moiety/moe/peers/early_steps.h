@@ -62,9 +62,10 @@ struct Early {
 
   template <class Team>
   MOIETY_STEP void lead(Team& team, Control& c) const {
-    NumberPairs<many>{control, p, true}(team);
+    NumberPairs<many>{control, p, true, false}(team);
     team.sync();
     ExchangeHeads{control, p, true, false}(team);
+    clear_slots(team, p.plan);
     // By other threads than those that told of the first entry, who wait until it has arrived.
     constexpr int64_t kOthers = 128;
     team.each(kOthers + c.ranks - 1, [&](int64_t i) {
@@ -73,14 +74,16 @@ struct Early {
       store_entry(c, r, c.next_half(), c.next, {});
       post_head(c, r, c.next_half(), c.next);
     });
-    SettlePlan{{control, p, false, true}}(team);
-    if (failed(team, c)) return;
+    const SettlePlan settle{{control, p, false, true}};
+    if (!settle.find_kept(team)) return;
+    // What is left to say of the plan stands beside the wait.
     team.one([&] {
       store_release_here(&c.settled, c.next.word);
       c.begin_epoch();
       c.entry = c.next;
     });
     team.sync();
+    on_last(team, [&] { settle.write_info(c); });
     Await{control, p.plan, false}(team);
   }
 

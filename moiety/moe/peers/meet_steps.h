@@ -8,6 +8,15 @@
 
 namespace moiety::moe::peers {
 
+// Calls f on the team's last thread, which has the least to do.
+template <class Team, class F>
+MOIETY_STEP void on_last(Team& team, F&& f) {
+  const int64_t threads = 32 * team.warps();
+  team.each(threads, [&](int64_t i) {
+    if (i + 1 == threads) f();
+  });
+}
+
 // What the group waits for from here on has other work beside it, until the stream of that work
 // comes to Join.
 struct SetApart {
@@ -80,7 +89,7 @@ MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin
   if (failed(team, c)) return false;
   team.one([&] {
     count_wait(c, start);
-    c.entered_ns = nanoseconds();
+    c.began_ns = nanoseconds();
   });
   return true;
 }
@@ -151,7 +160,7 @@ struct Await {
     }
     team.sync();
     team.one([&] {
-      c.rows_ns = nanoseconds() - c.entered_ns;
+      c.rows_ns = nanoseconds() - c.began_ns;
       count_wait(c, start);
     });
   }
@@ -168,7 +177,8 @@ struct ThenAwait {
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    const Control& c = *await.control;
+    Control& c = *await.control;
+    if (team.block() == 0) team.one([&] { c.began_ns = nanoseconds(); });
     if (!told && team.block() + 1 == team.blocks() && !failed(team, c)) post_entries(team, c, {});
     step(team);
     if (!awaits) return;
@@ -206,7 +216,7 @@ struct AwaitReaders {
 };
 
 // The last step of an operation. When all blocks have done their part, so that all of their loads
-// have returned, the last one gives the credits.
+// have returned, the last one gives the credits; what step.behind(team) does reads nothing of peers.
 template <class Step>
 struct Last {
   static constexpr int kThreads = Step::kThreads;
@@ -220,9 +230,11 @@ struct Last {
     team.sync();
     bool last = false;
     team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
-    if (!team.any(last)) return;
-    team.one([&] { c.early = c.settled = 0; });
-    if (look(&c.failed) == 0) give_credits(team, c);
+    if (team.any(last)) {
+      team.one([&] { c.early = c.settled = 0; });
+      if (look(&c.failed) == 0) give_credits(team, c);
+    }
+    if constexpr (requires { step.behind(team); }) step.behind(team);
   }
 };
 

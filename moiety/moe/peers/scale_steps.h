@@ -29,21 +29,40 @@ struct ScaleRows {
     }
     if (taken.own) zero_empty(team, plan, rows, 0);
   }
+  // Takes what comes before `until`.
+  template <class Team>
+  MOIETY_STEP void early(Team& team, uint64_t until) const {
+    const Control& c = *control;
+    if (failed(team, c)) return;
+    wide&& model % kEight == 0 ? early<true>(team, c, until) : early<false>(team, c, until);
+  }
 
  private:
   // `vectors`: all rows are whole octets.
   template <bool vectors, class Team>
-  MOIETY_STEP void take(Team& team, const Control& c) const {
-    const RowPart& p = rows.part[0];
-    // A warp has a pair; the other pairs of a row find g in the cache.
-    for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
-      const int64_t slot = plan.slots(s, j)[k];
-      if (slot < 0) return;
-      const bool own = s == c.rank;
-      const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
-                               : c.record(c.rank, s, j, rows.staged.record);
-      scale<vectors>(warp, g, own ? wide : model % kEight == 0, slot);
+  MOIETY_STEP void early(Team& team, const Control& c, uint64_t until) const {
+    const Arrived came = arrived(c, rows);
+    take_early(team, c, plan, until, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+      take<vectors>(warp, came, s, j, k);
     });
+  }
+  template <bool vectors, class Team>
+  MOIETY_STEP void take(Team& team, const Control& c) const {
+    const Arrived came = arrived(c, rows);
+    for_received(team, c, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+      take<vectors>(warp, came, s, j, k);
+    });
+  }
+  // A warp has a pair; the other pairs of a row find g in the cache.
+  template <bool vectors, class Warp>
+  MOIETY_STEP void take(Warp& warp, const Arrived& came, int s, int64_t j, int64_t k) const {
+    const RowPart& p = rows.part[0];
+    const int64_t slot = plan.slots(s, j)[k];
+    if (slot < 0) return;
+    const bool own = s == came.rank;
+    const std::byte* g =
+        own ? p.from + plan.token(s, j) * p.from_stride : came.record(s, j, rows.staged.record);
+    scale<vectors>(warp, g, own ? wide : model % kEight == 0, slot);
   }
 
   template <bool vectors, class Warp>

@@ -74,15 +74,15 @@ class StepExchange final : public PeerExchange {
   void allocate(const EpLimits& limits) override {
     takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     check_waiting();
-    EpLimits in_use = limits;
     // One operation's boxes come when the one before has ended.
-    if (over_collectives()) in_use.depth = 1;
-    MappedLayout layout = mapped_layout(map_, in_use, options_);
+    const int depth = over_collectives() ? 1 : limits.depth;
+    const MappedLayout layout = over_collectives() ? carried_layout(map_, limits, options_)
+                                                   : mapped_layout(map_, limits, options_);
     const EpBytes bytes = peer_bytes(map_, limits, options_);
     comm::SymmetricBuffer fresh = make_memory(options_.name, bytes.total);
     Control c = control();
     c.open = 1;
-    c.depth = in_use.depth;
+    c.depth = depth;
     c.rows_max = moe::rows_max(limits);
     c.layout = layout;
     for (int r = 0; r < comm_->size(); ++r) c.base_R[r] = fresh.peer(r);
@@ -247,7 +247,8 @@ class StepExchange final : public PeerExchange {
       const int64_t pushing =
           std::max(push_grid(plan), ahead ? grid(plan.tokens, options_.chunk_rows) : 1);
       store_and_await("ep push sums", PushSums<T>{here(), view, rows, ahead}, {pushing},
-                      rows.record, Await{here(), view, true}, may_be_direct(signature), stream);
+                      rows.by_token ? plan.topk * rows.record : rows.record,
+                      Await{here(), view, true}, may_be_direct(signature), stream);
       rows.out_fp32 ? take_as(T(), float()) : take_as(T(), T());
     });
     if (own.direct()) launch("ep await readers", AwaitReaders{here()}, {}, stream);
@@ -373,15 +374,18 @@ class StepExchange final : public PeerExchange {
     const int64_t all = most_blocks<Step>();
     const int64_t pushers =
         std::clamp<int64_t>(most_pushers(all), 1, std::max<int64_t>(1, push_grid(plan)));
+    const bool early = !over_collectives() && plan.tokens_max > kFewTokens;
     step.taken = {.own = true, .peers = false};
-    store_and_await("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
+    store_and_await("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers, early},
                     {pushers + std::min(take_grid(plan, plan.tokens * items),
                                         std::max<int64_t>(1, all - pushers)),
                      PushRows::shared_bytes(options_.chunk_rows)},
                     step.rows.staged.record, Await{here(), view, false}, told, stream);
-    step.taken = {.own = false, .peers = true};
+    step.taken = {.own = false, .peers = true, .some = early};
     launch("ep take", Last<Step>{step, here()},
-           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items))}, stream);
+           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items)),
+            4 * (kListed + 1)},
+           stream);
     end(stream);
   }
   // Stores records of `stride` bytes for peers, by this step, and waits for theirs. `told`: whether

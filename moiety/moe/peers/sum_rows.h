@@ -193,10 +193,11 @@ struct PushSums {
   MOIETY_STEP void send_pairs(Warp& warp, const Control& c, const Sums& sums, int home, int64_t j,
                               const int32_t* slot_K, int64_t piece) const {
     const int64_t pair = int64_t{plan.token(home, j)} * plan.topk;
+    int64_t number = 0;
     for (int k = 0; k < plan.topk; ++k) {
       const int64_t slot = slot_K[k];
       if (slot < 0) continue;
-      std::byte* record = c.pair_record(home, pair + k, a.record);
+      std::byte* record = c.pair_record(home, c.rank, {pair + k, j, number++, plan.topk}, a.record);
       sums.for_octets(warp, piece, [&](int64_t at) {
         if (at < a.model) store_eight(record, at, a.model, sums.whole(), sums.own(slot, at));
       });

@@ -48,14 +48,21 @@ struct HomeSums {
       store(a.side_out + t * a.side_out_stride + 4 * k, value);
     });
   }
-  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k) const {
-    return c.pair_record(c.rank, t * plan.topk + k, a.record);
+  // The record of pair (t, k), whose owner is another rank.
+  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k, int owner) const {
+    int number = 0;
+    for (int i = 0; i < k && c.boxes; ++i) {
+      const int64_t other = t * plan.topk + i;
+      number += plan.slot_TK[other] >= 0 && plan.owner_TK[other] == owner;
+    }
+    const int32_t row = plan.row_TR[t * c.ranks + owner];
+    return c.pair_record(c.rank, owner, {t * plan.topk + k, row, number, plan.topk}, a.record);
   }
   MOIETY_STEP const std::byte* part(const Control& c, int64_t t, int r) const {
     return c.record(c.rank, r, plan.row_TR[t * c.ranks + r], a.record);
   }
   MOIETY_STEP const std::byte* side_of(const Control& c, int64_t t, int k, int owner) const {
-    return a.by_token ? pair(c, t, k) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
+    return a.by_token ? pair(c, t, k, owner) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
   }
   // Calls take(warp, token, number) for the pieces of the sums, `each` together; the first of a token
   // brings its values, too.
@@ -161,7 +168,7 @@ struct TakeSums : HomeSums<T, Out> {
   MOIETY_STEP Held<T> of_peer(const Control& c, int64_t t, int k, int owner, int64_t slot,
                               int64_t at) const {
     const bool pulled = c.pulled(owner);
-    const std::byte* row = pulled ? c.direct_R[owner].row(slot) : pair(c, t, k);
+    const std::byte* row = pulled ? c.direct_R[owner].row(slot) : pair(c, t, k, owner);
     const bool aligned = !pulled || reinterpret_cast<uintptr_t>(row) % 16 == 0;
     return load_eight<T>(row, at, a.model, a.whole && aligned);
   }
@@ -205,7 +212,8 @@ struct TakeSums : HomeSums<T, Out> {
       const bool own = owner == c.rank;
       const Held<T> x = own ? sums.own(slot, at) : of_peer(c, t, k, owner, slot, at);
       if (a.weighted) {
-        sum.add_weighted(own ? sums.weight(slot) : load<float>(pair(c, t, k) + a.side_at), x);
+        sum.add_weighted(own ? sums.weight(slot) : load<float>(pair(c, t, k, owner) + a.side_at),
+                         x);
       } else {
         sum.add(x);
       }

@@ -42,7 +42,12 @@ struct TrimExperts {
       count_I[i] = kept_I[i] = sum;
       blocks_I[i] = blocks_of(sum);
     });
-    team.one([&] { at.trims->own_dropped = 0; });
+    on_last(team, [&] {
+      unsigned long long cut = 0;
+      for (int r = 0; r < ranks; ++r) cut += static_cast<unsigned>(at.heads_R[r].cut);
+      at.trims->own_dropped = 0;
+      at.trims->dropped = cut;
+    });
     team.sync();
     team.each_warp(ranks, [&](auto& warp, int64_t r) {
       const int begin = begin_R[r];
@@ -91,6 +96,7 @@ struct TrimExperts {
     warp.one([&] {
       at.required_R[r] = wanted * alignment;
       at.dropped_R[r] = dropped;
+      if (dropped > 0) add(&at.trims->dropped, static_cast<unsigned long long>(dropped));
       if (r != c.rank) return;
       at.trims->padded = padded;
       at.trims->kept = kept;
