@@ -19,8 +19,8 @@ struct RecordPlaces {
   int64_t at[3], side_at, record;
 };
 
-// Units that a lane moves together: their loads wait together. A push has more of them under way.
-inline constexpr int kUnits = 4, kPushedUnits = 8;
+// Units that a lane moves together: their loads wait together.
+inline constexpr int kUnits = 4;
 
 struct CopyRows {
   static constexpr int kParts = 3;
@@ -50,8 +50,8 @@ struct CopyRows {
   }
   // A row is moved in so many pieces, each by a warp; the first has all that is beside the data.
   MOIETY_HD_INLINE int64_t pieces() const { return pieces(part[0]); }
-  MOIETY_HD_INLINE static int64_t pieces(const RowPart& p, int units = kUnits) {
-    return ceil_div(p.bytes, int64_t{p.unit} * 32 * units);
+  MOIETY_HD_INLINE static int64_t pieces(const RowPart& p) {
+    return ceil_div(p.bytes, int64_t{p.unit} * 32 * kUnits);
   }
   // The data, if it goes to rows of a peer.
   MOIETY_STEP RowPart data_for(const Direct& to) const {
@@ -64,25 +64,25 @@ struct CopyRows {
 };
 
 // Moves a piece of a row: store(unit number, unit) for its units.
-template <int units = kUnits, class Warp, class Store>
+template <class Warp, class Store>
 MOIETY_STEP void move_piece(Warp& warp, const RowPart& p, const std::byte* from, int64_t piece,
                             Store&& store) {
   with_unit(p.unit, [&]<int n>() {
-    const int64_t all = p.bytes / n;
+    const int64_t units = p.bytes / n;
     warp.lanes([&](int lane) {
       // Small units are rare and go one after the other, so that they take no registers.
-      constexpr int kHeld = n == 16 ? units : 1;
-      for (int begin = 0; begin < units; begin += kHeld) {
-        const int64_t first = (piece * units + begin) * 32 + lane;
+      constexpr int kHeld = n == 16 ? kUnits : 1;
+      for (int begin = 0; begin < kUnits; begin += kHeld) {
+        const int64_t first = (piece * kUnits + begin) * 32 + lane;
         Unit<n> held[kHeld];
         MOIETY_UNROLL
         for (int i = 0; i < kHeld; ++i) {
-          if (first + 32 * i < all) held[i] = load_unit<n>(from + (first + 32 * i) * n);
+          if (first + 32 * i < units) held[i] = load_unit<n>(from + (first + 32 * i) * n);
         }
         store([&](std::byte* to) {
           MOIETY_UNROLL
           for (int i = 0; i < kHeld; ++i) {
-            if (first + 32 * i < all) store_unit<n>(to + (first + 32 * i) * n, held[i]);
+            if (first + 32 * i < units) store_unit<n>(to + (first + 32 * i) * n, held[i]);
           }
         });
       }

@@ -13,11 +13,11 @@ struct RowTarget {
   const RecordPlaces* places;
 };
 // Stores a piece of row t, whose data is `data`.
-template <int units = kUnits, class Warp>
+template <class Warp>
 MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& rows,
                              const RowPart& data, int64_t t, int64_t piece, const RowTarget& to) {
-  move_piece<units>(warp, data, data.from + t * data.from_stride, piece,
-                    [&](auto&& store) { store(to.data); });
+  move_piece(warp, data, data.from + t * data.from_stride, piece,
+             [&](auto&& store) { store(to.data); });
   if (piece > 0) return;
   for (int i = 1; i < rows.parts; ++i) {
     const RowPart& p = rows.part[i];
@@ -119,16 +119,20 @@ struct PushRows {
   // Finds the slots of those rows that go where they stay.
   template <class Team>
   MOIETY_STEP void find_slots(Team& team, const Control& c, int64_t first, int64_t n) const {
-    team.each_warp(n * c.chunk_rows, [&](auto& warp, int64_t at) {
-      const Split row(at, c.chunk_rows);
-      const ChunkTask task = chunk_task(first + row.item * team.blocks(), c.rank, c.ranks);
-      if (!c.direct_R[task.peer] || row.rest >= count_of(c, task)) return;
-      const int32_t token = tokens_of(team)[at];
-      if (token < 0) return;
-      const int32_t slot = primary_slot(warp, token, task.peer);
-      warp.one([&] { slots_of(team, c)[at] = slot; });
-    });
-    team.sync();
+    bool any = false;
+    for (int64_t i = 0; i < n; ++i) {
+      const ChunkTask task = chunk_task(first + i * team.blocks(), c.rank, c.ranks);
+      if (!c.direct_R[task.peer]) continue;
+      any = true;
+      const int64_t at = i * c.chunk_rows;
+      team.each_warp(count_of(c, task), [&](auto& warp, int64_t j) {
+        const int32_t token = tokens_of(team)[at + j];
+        if (token < 0) return;
+        const int32_t slot = primary_slot(warp, token, task.peer);
+        warp.one([&] { slots_of(team, c)[at + j] = slot; });
+      });
+    }
+    if (any) team.sync();
   }
   // `at`: the place of its rows in the team's memory.
   template <class Team>
@@ -140,16 +144,15 @@ struct PushRows {
     const Direct direct = c.direct_R[r];
     const RowPart data = rows.data_for(direct);
     const RecordPlaces& places = direct ? rows.direct : rows.staged;
-    const int64_t pieces = CopyRows::pieces(data, kPushedUnits), stride = places.record;
+    const int64_t pieces = CopyRows::pieces(data), stride = places.record;
     std::byte* const records = c.record(r, c.rank, task.chunk * c.chunk_rows, stride);
     team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
       const Split split(i, pieces);
       const int64_t t = token_of[split.item];
       if (t < 0) return;
       std::byte* const record = records + split.item * stride;
-      store_piece<kPushedUnits>(
-          warp, plan, rows, data, t, split.rest,
-          {direct ? direct.row(slot_of[split.item]) : record, record, &places});
+      store_piece(warp, plan, rows, data, t, split.rest,
+                  {direct ? direct.row(slot_of[split.item]) : record, record, &places});
     });
     team.sync();
     // The others go on with the next chunk.
@@ -168,7 +171,6 @@ struct PushRows {
 // Which received rows a step takes.
 struct Taken {
   bool own = true, peers = true;
-  bool some = false;  // chunks of peers have been taken early
 };
 
 // What a thread needs of a control for every row that came, and keeps: behind a store it would read
@@ -189,57 +191,11 @@ MOIETY_STEP Arrived arrived(const Control& c, const CopyRows& rows) {
   return {c.rank, direct, c.record(c.rank, c.rank == 0 ? 1 : 0, 0, stride), c.rows_max * stride};
 }
 
-// The most chunks that a peer sends to this rank.
-MOIETY_STEP int64_t arriving(const Control& c, const PlanView& plan) {
-  int64_t most = 0;
-  for (int i = 0; i + 1 < c.ranks; ++i) {
-    const int64_t n = plan.rows(c.peer(i), c.rank);
-    most = n > most ? n : most;
-  }
-  return c.chunks(most);
-}
-// The word of a chunk of this rank for itself, which nobody sends: the epoch's when that chunk of all
-// peers has been taken early.
-MOIETY_STEP uint64_t* taken_word(const Control& c, int64_t chunk) {
-  return c.ready_word(c.rank, c.rank, chunk);
-}
-
-// Calls use(warp, source rank, row j, i) for i < each of the rows of peers that have not been taken
-// early, spread over the grid. A team's memory holds kListed numbers and one more.
-inline constexpr int64_t kListed = 1023;
-template <class Team, class Use>
-MOIETY_STEP void for_left(Team& team, const Control& c, const PlanView& plan, int64_t each,
-                          Use&& use) {
-  auto* const left = team.template shared<int32_t>(0);
-  const int64_t chunks = arriving(c, plan);
-  for (int64_t first = 0; first < chunks; first += kListed) {
-    const int64_t n = chunks - first < kListed ? chunks - first : kListed;
-    const auto waits = [&](int64_t i) -> int64_t {
-      return load_relaxed(taken_word(c, first + i)) != c.entry.word;
-    };
-    team.sync();
-    team.scan(n, waits, [&](int64_t i, int64_t before) {
-      const bool it = waits(i) != 0;
-      if (it) left[before] = static_cast<int32_t>(first + i);
-      if (i + 1 == n) left[kListed] = static_cast<int32_t>(before + it);
-    });
-    team.sync();
-    const int64_t peers = c.ranks - 1, of_chunk = c.chunk_rows * each;
-    team.grid_warps(left[kListed] * peers * of_chunk, [&](auto& warp, int64_t i) {
-      const Split part(i, of_chunk), from(part.item, peers), piece(part.rest, each);
-      const int s = c.peer(from.rest);
-      const int64_t j = left[from.item] * c.chunk_rows + piece.item;
-      if (j < plan.rows(s, c.rank)) use(warp, s, j, piece.rest);
-    });
-  }
-}
-
 // Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
 // taken, spread over the grid.
 template <class Team, class Use>
-MOIETY_STEP void for_received(Team& team, const Control& c, const PlanView& plan,
-                              const Taken& taken, int64_t each, Use&& use) {
-  if (taken.some) return for_left(team, c, plan, each, use);
+MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
+                              Use&& use) {
   int64_t calls = 0;
   for (int n = 0; n < plan.ranks; ++n) {
     const int s = (plan.rank + n) % plan.ranks;
@@ -253,47 +209,6 @@ MOIETY_STEP void for_received(Team& team, const Control& c, const PlanView& plan
         },
         calls);
     calls += of;
-  }
-}
-
-// Takes chunks of peers that are here, or come before `until`, by this team; the others are left. A
-// step that does so waits for a while at most, so it may share a GPU with what it waits for.
-template <class Team, class Use>
-MOIETY_STEP void take_early(Team& team, const Control& c, const PlanView& plan, uint64_t until,
-                            int64_t each, Use&& use) {
-  auto* const came = team.template shared<int32_t>(0);
-  const int64_t chunks = arriving(c, plan);
-  for (int64_t chunk = team.block(); chunk < chunks; chunk += team.blocks()) {
-    const int64_t begin = chunk * c.chunk_rows;
-    const auto here = [&] {
-      for (int i = 0; i + 1 < c.ranks; ++i) {
-        const int s = c.peer(i);
-        if (begin >= plan.rows(s, c.rank)) continue;
-        if (load_acquire(c.ready_word(c.rank, s, chunk)) != c.entry.word) return false;
-      }
-      return true;
-    };
-    team.sync();
-    team.one([&] {
-      bool all = here();
-      while (!all && nanoseconds() < until && look(&c.failed) == 0) {
-        pause();
-        all = here();
-      }
-      *came = all;
-    });
-    team.sync();
-    if (*came == 0) return;
-    for (int i = 0; i + 1 < c.ranks; ++i) {
-      const int s = c.peer(i);
-      const int64_t left = plan.rows(s, c.rank) - begin;
-      team.each_warp((left < c.chunk_rows ? left : c.chunk_rows) * each,
-                     [&](auto& warp, int64_t at) {
-                       const Split piece(at, each);
-                       use(warp, s, begin + piece.item, piece.rest);
-                     });
-    }
-    team.one([&] { store_relaxed(taken_word(c, chunk), c.entry.word); });
   }
 }
 
@@ -340,7 +255,7 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
 
 // Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
 struct ExpandRows {
-  static constexpr int kThreads = 256, kResident = 2;
+  static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -352,7 +267,7 @@ struct ExpandRows {
     if (failed(team, c)) return;
     const Arrived from = arrived(c, rows);
     for_received(
-        team, c, plan, taken, rows.pieces(),
+        team, plan, taken, rows.pieces(),
         [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, from, s, j, piece); });
   }
   // Zeroes what no row has.
@@ -364,15 +279,6 @@ struct ExpandRows {
       if (s != plan.rank) rows_taken += plan.rows(s, plan.rank);
     }
     zero_empty(team, plan, rows, rows_taken * rows.pieces());
-  }
-  // Takes what comes before `until`.
-  template <class Team>
-  MOIETY_STEP void early(Team& team, uint64_t until) const {
-    const Control& c = *control;
-    if (failed(team, c)) return;
-    const Arrived from = arrived(c, rows);
-    take_early(team, c, plan, until, rows.pieces(),
-               [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, from, s, j, piece); });
   }
 
  private:
@@ -428,8 +334,7 @@ struct ExpandRows {
 };
 
 // Pushes rows in the first blocks of a grid, and looks after the own ones in the others: the one is
-// held back by links, the other by memory. Those then take what comes meanwhile, if `takes`, and look
-// out for it at most as long again as they have run.
+// held back by links, the other by memory.
 template <class Own>
 struct PushBeside {
   static constexpr int kThreads = PushRows::kThreads;
@@ -437,21 +342,17 @@ struct PushBeside {
   PushRows push;
   Own own;
   int64_t pushers;  // blocks
-  bool takes;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     if (team.block() < pushers) {
       Team part = team.part(0, pushers);
-      return push(part);
+      push(part);
+    } else {
+      Team part = team.part(pushers, team.blocks() - pushers);
+      own(part);
+      if constexpr (requires { own.behind(part); }) own.behind(part);
     }
-    Team part = team.part(pushers, team.blocks() - pushers);
-    const uint64_t start = nanoseconds();
-    own(part);
-    if constexpr (requires { own.behind(part); }) own.behind(part);
-    if (!takes) return;
-    const uint64_t now = nanoseconds();
-    own.early(part, now + (now - start));
   }
 };
 

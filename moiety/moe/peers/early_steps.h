@@ -74,17 +74,22 @@ struct Early {
       store_entry(c, r, c.next_half(), c.next, {});
       post_head(c, r, c.next_half(), c.next);
     });
-    const SettlePlan settle{{control, p, false, true}};
-    if (!settle.find_kept(team)) return;
-    // What is left to say of the plan stands beside the wait.
+    const ExchangeHeads heads{control, p, false, true};
+    heads(team);
+    if (failed(team, c)) return;
+    // What is left of the prepare stands in no word of its epoch.
     team.one([&] {
-      store_release_here(&c.settled, c.next.word);
       c.begin_epoch();
       c.entry = c.next;
     });
-    team.sync();
-    on_last(team, [&] { settle.write_info(c); });
-    Await{control, p.plan, false}(team);
+    const Await rows_here{control, p.plan, false};
+    const uint64_t start = nanoseconds();
+    const int64_t last = 32 * team.warps() - 1;
+    TrimExperts{p}(team, c, [&] { rows_here.look_out(team, [=](int64_t i) { return last - i; }); });
+    if (failed(team, c)) return;
+    team.one([&] { store_release_here(&c.settled, c.next.word); });
+    on_last(team, [&] { SettlePlan{heads}.write_info(c); });
+    rows_here.came(team, start);
   }
 
   // Returns when the first block has stored `word`; false if the group has failed.

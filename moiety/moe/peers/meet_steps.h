@@ -144,21 +144,35 @@ struct Await {
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
-    if (failed(team, c)) return;
+    if (failed(team, *control)) return;
     const uint64_t start = nanoseconds();
+    look_out(team, [](int64_t thread) { return thread; });
+    team.sync();
+    came(team, start);
+  }
+  // Waits; thread i of the team for what would be number_of(i)'s.
+  template <class Team, class Number>
+  MOIETY_STEP void look_out(Team& team, Number&& number_of) const {
+    Control& c = *control;
+    const int64_t threads = 32 * team.warps();
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const int64_t rows = home ? plan.rows(c.rank, s) : plan.rows(s, c.rank);
-      const int64_t of = c.pulled(s) ? 0 : c.chunks(rows);
-      team.each(of > 0 ? of : 1, [&](int64_t chunk) {
-        if (look(&c.failed) != 0) return;
+      const int64_t of = c.pulled(s) ? 0 : c.chunks(rows), all = of > 0 ? of : 1;
+      team.each(round_up(all, threads), [&](int64_t at) {
+        const Split turn(at, threads);
+        const int64_t chunk = turn.item * threads + number_of(turn.rest);
+        if (chunk >= all || look(&c.failed) != 0) return;
         const bool came = chunk >= of || wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits,
                                               c.epoch, {.from = s, .chunk = chunk, .of = of});
         if (came && chunk == 0) meet(c, s);
       });
     }
-    team.sync();
+  }
+  // What has been waited for since `start` is here.
+  template <class Team>
+  MOIETY_STEP void came(Team& team, uint64_t start) const {
+    Control& c = *control;
     team.one([&] {
       c.rows_ns = nanoseconds() - c.began_ns;
       count_wait(c, start);
@@ -166,25 +180,27 @@ struct Await {
   }
 };
 
-// A step that stores for peers, whose last block then waits for what they store, if it `awaits`. It
-// also tells them of this rank's entry, unless it has been told.
+// A step that stores for peers, whose last block to have stored then waits for what they store, if it
+// `awaits`: of `storing` blocks, the first ones. It also tells them of this rank's entry, unless it
+// has been told.
 template <class Step>
 struct ThenAwait {
   static constexpr int kThreads = Step::kThreads;
   Step step;
   Await await;
   bool told, awaits;
+  int64_t storing;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *await.control;
     if (team.block() == 0) team.one([&] { c.began_ns = nanoseconds(); });
-    if (!told && team.block() + 1 == team.blocks() && !failed(team, c)) post_entries(team, c, {});
+    if (!told && team.block() + 1 == storing && !failed(team, c)) post_entries(team, c, {});
     step(team);
-    if (!awaits) return;
+    if (!awaits || team.block() >= storing) return;
     team.sync();
     bool last = false;
-    team.one([&] { last = comes_last(&await.control->ticket, team.blocks()); });
+    team.one([&] { last = comes_last(&await.control->ticket, storing); });
     if (team.any(last)) await(team);
   }
 };

@@ -133,16 +133,11 @@ struct SettlePlan {
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    if (find_kept(team)) team.one([&] { write_info(*heads.control); });
-  }
-  // False if the group has failed.
-  template <class Team>
-  MOIETY_STEP bool find_kept(Team& team) const {
     Control& c = *heads.control;
     heads(team);
-    if (failed(team, c)) return false;
-    TrimExperts{heads.p}(team, c);
-    return true;
+    if (failed(team, c)) return;
+    TrimExperts{heads.p}(team, c, [] {});
+    team.one([&] { write_info(c); });
   }
   MOIETY_STEP void write_info(Control& c) const {
     const Scratch& at = c.scratch;

@@ -29,27 +29,13 @@ struct ScaleRows {
     }
     if (taken.own) zero_empty(team, plan, rows, 0);
   }
-  // Takes what comes before `until`.
-  template <class Team>
-  MOIETY_STEP void early(Team& team, uint64_t until) const {
-    const Control& c = *control;
-    if (failed(team, c)) return;
-    wide&& model % kEight == 0 ? early<true>(team, c, until) : early<false>(team, c, until);
-  }
 
  private:
   // `vectors`: all rows are whole octets.
   template <bool vectors, class Team>
-  MOIETY_STEP void early(Team& team, const Control& c, uint64_t until) const {
-    const Arrived came = arrived(c, rows);
-    take_early(team, c, plan, until, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
-      take<vectors>(warp, came, s, j, k);
-    });
-  }
-  template <bool vectors, class Team>
   MOIETY_STEP void take(Team& team, const Control& c) const {
     const Arrived came = arrived(c, rows);
-    for_received(team, c, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
+    for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
       take<vectors>(warp, came, s, j, k);
     });
   }
@@ -103,7 +89,7 @@ struct ScaleRows {
       // An element that does not exist must not turn a sum of -0 into +0.
       MOIETY_UNROLL
       for (int i = 0; i < kEight; ++i) {
-        if (vectors || at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
+        if (vectors || at + i < model) dot = fmaf(element(held, i), element(x, i), dot);
       }
     }
     EightSum sum;

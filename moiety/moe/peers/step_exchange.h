@@ -232,8 +232,8 @@ class StepExchange final : public PeerExchange {
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
     // The own parts wait in `out`, if it has room for them and nothing that is added later.
-    const bool ahead =
-        !rows.by_token && (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
+    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token &&
+                       (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
     const auto take = [&]<class Step>(const Step& step) {
       const int64_t items = plan.tokens * rows.pieces();
       launch("ep take sums", Last<Step>{step, here()},
@@ -374,18 +374,15 @@ class StepExchange final : public PeerExchange {
     const int64_t all = most_blocks<Step>();
     const int64_t pushers =
         std::clamp<int64_t>(most_pushers(all), 1, std::max<int64_t>(1, push_grid(plan)));
-    const bool early = !over_collectives() && plan.tokens_max > kFewTokens;
     step.taken = {.own = true, .peers = false};
-    store_and_await("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers, early},
+    store_and_await("ep push", PushBeside<Step>{{here(), view, step.rows}, step, pushers},
                     {pushers + std::min(take_grid(plan, plan.tokens * items),
                                         std::max<int64_t>(1, all - pushers)),
                      PushRows::shared_bytes(options_.chunk_rows)},
                     step.rows.staged.record, Await{here(), view, false}, told, stream);
-    step.taken = {.own = false, .peers = true, .some = early};
+    step.taken = {.own = false, .peers = true};
     launch("ep take", Last<Step>{step, here()},
-           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items)),
-            4 * (kListed + 1)},
-           stream);
+           {std::min(all, take_grid(plan, (map_.ranks() - 1) * plan.tokens_max * items))}, stream);
     end(stream);
   }
   // Stores records of `stride` bytes for peers, by this step, and waits for theirs. `told`: whether
@@ -394,7 +391,9 @@ class StepExchange final : public PeerExchange {
   void store_and_await(const char* name, const Step& step, const LaunchSize& size, int64_t stride,
                        const Await& await, bool told, const Stream& stream) {
     const bool carried = over_collectives();
-    launch(name, ThenAwait<Step>{step, await, told, !carried}, size, stream);
+    int64_t storing = size.blocks;
+    if constexpr (requires { step.pushers; }) storing = step.pushers;
+    launch(name, ThenAwait<Step>{step, await, told, !carried, storing}, size, stream);
     if (!carried) return;
     carry(layout_.regions, rows_max_ * stride, stream);
     launch("ep await", await, {}, stream);

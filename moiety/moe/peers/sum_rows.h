@@ -56,7 +56,7 @@ struct SumParts {
         if (i >= terms) continue;
         MOIETY_UNROLL
         for (int q = 0; q < n; ++q) {
-          a.weighted ? sum[q].add_weighted(w[i], held[i][q]) : sum[q].add(held[i][q]);
+          sum[q].add_weighted(w[i], held[i][q]);
         }
       }
     });

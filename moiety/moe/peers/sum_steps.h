@@ -197,9 +197,7 @@ struct TakeSums : HomeSums<T, Out> {
     if (owner == c.rank) return as_out(sums.own(plan.slot_TK[t * plan.topk + k], at));
     if (!a.wire_fp32) return as_out(load_eight<T>(part(c, t, owner), at, a.model, sums.whole()));
     const Held<float> x = load_eight<float>(part(c, t, owner), at, a.model, sums.whole());
-    Held<Out> out;
-    for (int i = 0; i < kEight; ++i) out.x[i] = narrowed<Out>(x.x[i]);
-    return out;
+    return held_of<Out>([&](int i) { return narrowed<Out>(element(x, i)); });
   }
 
   template <class Sums>
@@ -323,7 +321,7 @@ struct AddParts : HomeSums<T, Out> {
         if (copy) {
           copy_part<Wire>(near, sums, row_R, t, at);
         } else {
-          add_parts<Wire>(near, sums, row_R, own, t, at);
+          add_parts<Wire>(near, sums, row_R, t, at);
         }
       });
     });
@@ -345,38 +343,36 @@ struct AddParts : HomeSums<T, Out> {
     }
   }
   template <class Wire, int n, class Sums>
-  MOIETY_STEP void add_parts(const Near& near, const Sums& sums, const int32_t* row_R, bool own,
-                             int64_t t, const int64_t (&at)[n]) const {
+  MOIETY_STEP void add_parts(const Near& near, const Sums& sums, const int32_t* row_R, int64_t t,
+                             const int64_t (&at)[n]) const {
     constexpr int kTogether = 2;  // ranks whose parts wait for memory together
-    Held<Out> mine[n];
+    constexpr bool kSame = std::is_same_v<Wire, Out>;
     EightSum sum[n];
-    MOIETY_UNROLL
-    for (int q = 0; q < n; ++q) {
-      if (!own || at[q] >= a.model) continue;
-      mine[q] = load_eight<Out>(a.out + t * a.out_stride, at[q], a.model, sums.wide());
-    }
     for (int first = 0; first < near.ranks; first += kTogether) {
       Held<Wire> held[kTogether][n];
-      int32_t row[kTogether];
-      MOIETY_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        const int r = first + i;
-        row[i] = r < near.ranks && r != near.rank ? row_R[r] : -1;
+      Held<Out> mine[kSame ? 1 : n];
+      const auto for_parts = [&](auto&& use) {
         MOIETY_UNROLL
-        for (int q = 0; q < n; ++q) {
-          if (row[i] < 0 || at[q] >= a.model) continue;
-          held[i][q] = load_eight<Wire>(part_of(near, r, row[i]), at[q], a.model, sums.whole());
+        for (int k = 0; k < kTogether * n; ++k) {
+          const int i = k / n, q = k % n, r = first + i;
+          if (r < near.ranks && row_R[r] >= 0 && at[q] < a.model) use(i, q, r);
         }
-      }
-      MOIETY_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        MOIETY_UNROLL
-        for (int q = 0; q < n; ++q) {
-          if (at[q] >= a.model) continue;
-          if (row[i] >= 0) sum[q].add(held[i][q]);
-          if (own && first + i == near.rank) sum[q].add(mine[q]);
+      };
+      for_parts([&](int i, int q, int r) {
+        const bool own = r == near.rank;
+        const std::byte* const from = own ? a.out + t * a.out_stride : part_of(near, r, row_R[r]);
+        if constexpr (kSame) {
+          held[i][q] = load_eight<Wire>(from, at[q], a.model, own ? sums.wide() : sums.whole());
+        } else if (own) {
+          mine[q] = load_eight<Out>(from, at[q], a.model, sums.wide());
+        } else {
+          held[i][q] = load_eight<Wire>(from, at[q], a.model, sums.whole());
         }
-      }
+      });
+      for_parts([&](int i, int q, int r) {
+        if (kSame || r != near.rank) return sum[q].add(held[i][q]);
+        if constexpr (!kSame) sum[q].add(mine[q]);
+      });
     }
     MOIETY_UNROLL
     for (int q = 0; q < n; ++q) {

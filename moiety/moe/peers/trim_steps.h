@@ -12,9 +12,9 @@ constexpr int64_t trim_bytes(int64_t experts) { return 16 * experts; }
 struct TrimExperts {
   PrepareView p;
 
-  // The team meets behind it.
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c) const {
+  // `beside` is called while a few of the first warps trim. The team meets behind it.
+  template <class Team, class Beside>
+  MOIETY_STEP void operator()(Team& team, Control& c, Beside&& beside) const {
     const Scratch at = c.scratch;
     const int experts = c.experts, ranks = c.ranks;
     const int32_t *by_owner_E = c.map.by_owner_E, *begin_R = c.map.begin_R;
@@ -54,6 +54,7 @@ struct TrimExperts {
       trim(warp, c, static_cast<int>(r), count_I + begin, kept_I + begin, offset_I + begin,
            blocks_I + begin);
     });
+    beside();
     team.sync();
     const int first = begin_R[c.rank], end = begin_R[c.rank + 1];
     team.each(experts, [&](int64_t i) {
