@@ -2,9 +2,9 @@
 #pragma once
 
 #include "moiety/moe/peers/early_steps.h"
+#include "moiety/moe/peers/part_steps.h"
 #include "moiety/moe/peers/place_steps.h"
 #include "moiety/moe/peers/scale_steps.h"
-#include "moiety/moe/peers/sum_steps.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe::peers {
