@@ -113,7 +113,7 @@ int64_t exchange_bytes(const TrainConfig& o, const Grid& grid, const moe::EpLimi
   moe::EpOptions options{.device = device};
   const bool nccl =
       device.type == DeviceType::kCuda && o.comm.transport == comm::GpuTransport::kNccl;
-  if (nccl && !limits.token_order) options.transport = moe::EpTransport::kCollectives;
+  if (nccl) options.transport = moe::EpTransport::kCollectives;
   const moe::ExpertMap map(static_cast<int>(o.model.router.experts), grid.ep);
   return moe::EpGroup::bytes(map, limits, options).total;
 }

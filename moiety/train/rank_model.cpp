@@ -34,20 +34,6 @@ comm::Communicator& prepared(comm::Communicator& world, Device device,
   return world;
 }
 
-// Experts are exchanged through memory that ranks map, or by the operations of their communicator,
-// which have one way to sum outputs less.
-moe::EpGroup make_group(comm::Communicator& ranks, int experts, const moe::EpLimits& limits,
-                        const moe::EpOptions& options) {
-  try {
-    return moe::EpGroup::create(ranks, moe::ExpertMap(experts, ranks.size()), limits, options);
-  } catch (const Error& e) {
-    const bool on_gpu = options.device.type == DeviceType::kCuda;
-    if (e.kind() != ErrorKind::kUnsupported || !on_gpu || !limits.token_order) throw;
-    throw UsageError("moe.combine = \"token\" with parallel.ep = {}: {}; take rank or rank_fp32",
-                     ranks.size(), e.what());
-  }
-}
-
 }  // namespace
 
 RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t tokens,
@@ -65,8 +51,9 @@ RankModel::RankModel(const TrainConfig& settings, const Grid& grid, int64_t toke
     options.zero_copy = settings.ep.zero_copy;
     options.comm_sms = static_cast<int>(settings.ep.comm_sms);
     options.device = device;
-    group_ = make_group(groups_.of({gtp::Axis::kEp}), int(config.router.experts),
-                        ep_limits(settings, tokens / grid.tp), options);
+    comm::Communicator& ranks = groups_.of({gtp::Axis::kEp});
+    group_ = moe::EpGroup::create(ranks, moe::ExpertMap(int(config.router.experts), ranks.size()),
+                                  ep_limits(settings, tokens / grid.tp), options);
   }
   zero_copy_ = group_ && grid.ep > 1 && group_->zero_copy() == moe::ZeroCopy::kAuto;
   rows_are_quantized_ =

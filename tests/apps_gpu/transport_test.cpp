@@ -40,12 +40,11 @@ TEST_F(Transport, NcclGivesTheBitsOfMappedMemory) {
   }
 }
 
-TEST_F(Transport, NcclBringsExpertsNoRowsOfSingleChoices) {
-  const ProgramResult result = run(model("token", kEp2) + kNccl + Arguments{"--moe.combine=token"});
-  EXPECT_EQ(result.code, kExitUsage);
-  EXPECT_NE(result.err.find("moe.combine = \"token\" with parallel.ep = 2: ep, group \"ep\": sums"),
-            std::string::npos)
-      << result.err;
+TEST_F(Transport, NcclBringsTheRowsOfSingleChoices) {
+  const Arguments token{"--precision.recipe=bf16", "--moe.combine=token", "--train.steps=12"};
+  train_at("token-mapped", kEp2, kMapped + kCaptured + token);
+  train_at("token-nccl", kEp2, kNccl + kCaptured + token);
+  expect_equal("token-mapped", "token-nccl");
 }
 
 // A run goes on with the other one.

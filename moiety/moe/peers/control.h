@@ -53,12 +53,20 @@ struct Direct {
 struct Trims {
   int64_t padded, kept;            // rows of this rank
   unsigned long long own_dropped;  // of this rank's pairs, anywhere
+  unsigned long long dropped;      // of all ranks' pairs, with those that have no row
 };
 struct Scratch {
   int32_t *kept_E, *offset_E, *before_RE, *uncut_R, *largest_R;
   int64_t *count_E, *required_R, *dropped_R;
   MessageHead* heads_R;
   Trims* trims;
+};
+
+// A pair of a token, and where it lies among those that its owner sends home.
+struct PairPlace {
+  int64_t pair;         // t K + k
+  int64_t row, number;  // of its row's live pairs
+  int topk;
 };
 
 struct Control {
@@ -90,9 +98,9 @@ struct Control {
   uint32_t pulls = 0;   // 1: homes read the rows of direct ranks in the operation that runs
   Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it
   uint32_t failed = 0, told = 0;           // 1: a fault is known; it is on the page
-  // When the last operation that moves rows could begin to store; the time up to the last chunk's
-  // arrival; and all time that was spent waiting for peers while nothing else ran.
-  uint64_t entered_ns = 0, rows_ns = 0, waited_ns = 0;
+  // When the last operation that moves rows began to store; the time up to the last chunk's arrival;
+  // and all time that was spent waiting for peers while nothing else ran.
+  uint64_t began_ns = 0, rows_ns = 0, waited_ns = 0;
   // When what runs beside an operation had come to its end (Join); 0: it has not.
   uint64_t joined_ns = 1;
   Findings findings;
@@ -150,9 +158,12 @@ struct Control {
     return base_R[at] + layout.regions + half * layout.half +
            (place(at, from) * rows_max + j) * stride;
   }
-  // The place for pair t K + k of home `at`.
-  MOIETY_HD_INLINE std::byte* pair_record(int at, int64_t pair, int64_t stride) const {
-    return base_R[at] + layout.regions + half() * layout.half + pair * stride;
+  // The place for a pair of rank `from` at its home `at`: that of pair t K + k; over collectives that
+  // of the n-th live pair, of up to K, in row j.
+  MOIETY_HD_INLINE std::byte* pair_record(int at, int from, const PairPlace& pair,
+                                          int64_t stride) const {
+    if (boxes) return record(at, from, pair.row, pair.topk * stride) + pair.number * stride;
+    return base_R[at] + layout.regions + half() * layout.half + pair.pair * stride;
   }
 };
 

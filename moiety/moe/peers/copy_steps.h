@@ -3,124 +3,38 @@
 // slots.
 #pragma once
 
-#include "moiety/moe/peers/copy_rows.h"
+#include "moiety/moe/peers/push_rows.h"
 
 namespace moiety::moe::peers {
-
-// Where a row goes: its data, and its record.
-struct RowTarget {
-  std::byte *data, *record;
-  const RecordPlaces* places;
-};
-// Stores a piece of row t, whose data is `data`.
-template <class Warp>
-MOIETY_STEP void store_piece(Warp& warp, const PlanView& plan, const CopyRows& rows,
-                             const RowPart& data, int64_t t, int64_t piece, const RowTarget& to) {
-  move_piece(warp, data, data.from + t * data.from_stride, piece,
-             [&](auto&& store) { store(to.data); });
-  if (piece > 0) return;
-  for (int i = 1; i < rows.parts; ++i) {
-    const RowPart& p = rows.part[i];
-    copy_bytes(warp, to.record + to.places->at[i], p.from + t * p.from_stride, p.bytes, p.unit);
-  }
-  if (!rows.weighted) return;
-  warp.each(plan.topk, [&](int64_t k) {
-    store(to.record + to.places->side_at + 4 * k,
-          load<uint32_t>(rows.weights + t * rows.weight_stride + 4 * k));
-  });
-}
-
-// Stores the rows that peers need, chunk by chunk, and announces each chunk when it is stored.
-struct PushRows {
-  static constexpr int kThreads = 256;
-  // A team's memory for the rows of a chunk.
-  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows; }
-  Control* control;
-  PlanView plan;
-  CopyRows rows;
-
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
-    if (failed(team, c)) return;
-    int64_t most = 0;
-    for (int r = 0; r < c.ranks; ++r) {
-      const int64_t n = r == c.rank ? 0 : plan.rows(c.rank, r);
-      most = n > most ? n : most;
-    }
-    const int64_t tasks = c.chunks(most) * (c.ranks - 1);
-    for (int64_t i = team.block(); i < tasks; i += team.blocks()) {
-      const ChunkTask task = chunk_task(i, c.rank, c.ranks);
-      push(team, c, task);
-    }
-  }
-
- private:
-  template <class Team>
-  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task) const {
-    const int r = task.peer;
-    const int64_t n = plan.rows(c.rank, r), begin = task.chunk * c.chunk_rows;
-    if (begin >= n) return;
-    const int64_t count = begin + c.chunk_rows < n ? c.chunk_rows : n - begin;
-    // Of the rows, -1 for dead ones; and the slots that direct rows go to.
-    auto* token_of = team.template shared<int32_t>(0);
-    auto* slot_of = team.template shared<int32_t>(4 * c.chunk_rows);
-    team.sync();
-    team.each(count, [&](int64_t i) { token_of[i] = -1; });
-    team.sync();
-    const auto row_end = [&](int64_t b) { return plan.row_end(b, r); };
-    for (int64_t b = block_of_row(plan.blocks, begin, row_end); b < plan.blocks; ++b) {
-      const int64_t first = b * kTokenBlock, left = plan.tokens - first;
-      team.each(left < kTokenBlock ? left : kTokenBlock, [&](int64_t i) {
-        const int64_t at = plan.row_TR[(first + i) * c.ranks + r] - begin;
-        if (at >= 0 && at < count) token_of[at] = static_cast<int32_t>(first + i);
-      });
-      if (row_end(b) >= begin + count) break;
-    }
-    team.sync();
-    const Direct direct = c.direct_R[r];
-    if (direct) {
-      team.each_warp(count, [&](auto& warp, int64_t i) {
-        if (token_of[i] < 0) return;
-        const int32_t slot = primary_slot(warp, token_of[i], r);
-        warp.one([&] { slot_of[i] = slot; });
-      });
-      team.sync();
-    }
-    const RowPart data = rows.data_for(direct);
-    const RecordPlaces& places = direct ? rows.direct : rows.staged;
-    const int64_t pieces = CopyRows::pieces(data);
-    team.each_warp(count * pieces, [&](auto& warp, int64_t i) {
-      const Split split(i, pieces);
-      const int64_t t = token_of[split.item];
-      if (t < 0) return;
-      std::byte* const record = c.record(r, c.rank, begin + split.item, places.record);
-      store_piece(warp, plan, rows, data, t, split.rest,
-                  {direct ? direct.row(slot_of[split.item]) : record, record, &places});
-    });
-    team.sync();
-    team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
-  }
-  // The slot of the first live pair of token t at rank r.
-  template <class Warp>
-  MOIETY_STEP int32_t primary_slot(Warp& warp, int64_t t, int r) const {
-    const int32_t *slot_K = plan.slot_TK + t * plan.topk, *owner_K = plan.owner_TK + t * plan.topk;
-    const auto live =
-        warp.live(plan.topk, [&](int64_t k) { return owner_K[k] == r ? slot_K[k] : int32_t{-1}; });
-    return static_cast<int32_t>(live.first());
-  }
-};
 
 // Which received rows a step takes.
 struct Taken {
   bool own = true, peers = true;
 };
 
+// What a thread needs of a control for every row that came, and keeps: behind a store it would read
+// all of it anew. The first peer's records, and from there to the next one's.
+struct Arrived {
+  int rank;
+  bool direct;
+  const std::byte* records;
+  int64_t of_peer;
+
+  MOIETY_STEP const std::byte* record(int s, int64_t j, int64_t stride) const {
+    return records + (s < rank ? s : s - 1) * of_peer + j * stride;
+  }
+};
+MOIETY_STEP Arrived arrived(const Control& c, const CopyRows& rows) {
+  const bool direct = static_cast<bool>(c.direct_R[c.rank]);
+  const int64_t stride = (direct ? rows.direct : rows.staged).record;
+  return {c.rank, direct, c.record(c.rank, c.rank == 0 ? 1 : 0, 0, stride), c.rows_max * stride};
+}
+
 // Calls use(warp, source rank, row j, i) for i < each of the rows that came to this rank and are
-// taken, spread over the grid. Returns how often it is called.
+// taken, spread over the grid.
 template <class Team, class Use>
-MOIETY_STEP int64_t for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
-                                 Use&& use) {
+MOIETY_STEP void for_received(Team& team, const PlanView& plan, const Taken& taken, int64_t each,
+                              Use&& use) {
   int64_t calls = 0;
   for (int n = 0; n < plan.ranks; ++n) {
     const int s = (plan.rank + n) % plan.ranks;
@@ -135,7 +49,6 @@ MOIETY_STEP int64_t for_received(Team& team, const PlanView& plan, const Taken& 
         calls);
     calls += of;
   }
-  return calls;
 }
 
 // Zeroes a piece of a row, the first with all that is beside the data.
@@ -191,23 +104,33 @@ struct ExpandRows {
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
-    const int64_t taken_pieces = for_received(
+    const Arrived from = arrived(c, rows);
+    for_received(
         team, plan, taken, rows.pieces(),
-        [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, c, s, j, piece); });
-    if (taken.own) zero_empty(team, plan, rows, taken_pieces);
+        [&](auto& warp, int s, int64_t j, int64_t piece) { take(warp, from, s, j, piece); });
+  }
+  // Zeroes what no row has.
+  template <class Team>
+  MOIETY_STEP void behind(Team& team) const {
+    if (!taken.own || failed(team, *control)) return;
+    int64_t rows_taken = plan.rows(plan.rank, plan.rank);
+    for (int s = 0; s < plan.ranks && taken.peers; ++s) {
+      if (s != plan.rank) rows_taken += plan.rows(s, plan.rank);
+    }
+    zero_empty(team, plan, rows, rows_taken * rows.pieces());
   }
 
  private:
   // Reads a piece of a row once and writes it to every slot.
   template <class Warp>
-  MOIETY_STEP void take(Warp& warp, const Control& c, int s, int64_t j, int64_t piece) const {
+  MOIETY_STEP void take(Warp& warp, const Arrived& came, int s, int64_t j, int64_t piece) const {
     const int32_t* slot_K = plan.slots(s, j);
     const auto live = warp.live(plan.topk, [&](int64_t k) { return slot_K[k]; });
     if (live.count() == 0) return;
-    const bool own = s == c.rank, direct = !own && c.direct_R[c.rank];
+    const bool own = s == came.rank, direct = !own && came.direct;
     const RecordPlaces& at = direct ? rows.direct : rows.staged;
     const int64_t t = own ? plan.token(s, j) : 0;
-    const std::byte* record = own ? nullptr : c.record(c.rank, s, j, at.record);
+    const std::byte* record = own ? nullptr : came.record(s, j, at.record);
     const auto from = [&](int i) {
       const RowPart& p = rows.part[i];
       return own ? p.from + t * p.from_stride : record + at.at[i];
@@ -267,6 +190,7 @@ struct PushBeside {
     } else {
       Team part = team.part(pushers, team.blocks() - pushers);
       own(part);
+      if constexpr (requires { own.behind(part); }) own.behind(part);
     }
   }
 };

@@ -62,9 +62,10 @@ struct Early {
 
   template <class Team>
   MOIETY_STEP void lead(Team& team, Control& c) const {
-    NumberPairs<many>{control, p, true}(team);
+    NumberPairs<many>{control, p, true, false}(team);
     team.sync();
     ExchangeHeads{control, p, true, false}(team);
+    clear_slots(team, p.plan);
     // By other threads than those that told of the first entry, who wait until it has arrived.
     constexpr int64_t kOthers = 128;
     team.each(kOthers + c.ranks - 1, [&](int64_t i) {
@@ -73,15 +74,22 @@ struct Early {
       store_entry(c, r, c.next_half(), c.next, {});
       post_head(c, r, c.next_half(), c.next);
     });
-    SettlePlan{{control, p, false, true}}(team);
+    const ExchangeHeads heads{control, p, false, true};
+    heads(team);
     if (failed(team, c)) return;
+    // What is left of the prepare stands in no word of its epoch.
     team.one([&] {
-      store_release_here(&c.settled, c.next.word);
       c.begin_epoch();
       c.entry = c.next;
     });
-    team.sync();
-    Await{control, p.plan, false}(team);
+    const Await rows_here{control, p.plan, false};
+    const uint64_t start = nanoseconds();
+    const int64_t last = 32 * team.warps() - 1;
+    TrimExperts{p}(team, c, [&] { rows_here.look_out(team, [=](int64_t i) { return last - i; }); });
+    if (failed(team, c)) return;
+    team.one([&] { store_release_here(&c.settled, c.next.word); });
+    on_last(team, [&] { SettlePlan{heads}.write_info(c); });
+    rows_here.came(team, start);
   }
 
   // Returns when the first block has stored `word`; false if the group has failed.

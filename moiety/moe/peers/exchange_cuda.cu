@@ -55,7 +55,8 @@ void load_kernels() {
 template <class T>
 void load_sums() {
   load_kernels<ThenAwait<PushSums<T>>, Last<TakeSums<T, T>>, Last<TakeSums<T, float>>,
-               Last<ScaleRows<T>>, ThenAwait<PushBeside<ScaleRows<T>>>>();
+               Last<AddParts<T, T>>, Last<AddParts<T, float>>, Last<ScaleRows<T>>,
+               ThenAwait<PushBeside<ScaleRows<T>>>>();
 }
 
 comm::FaultPages<FaultPage>& fault_pages() {

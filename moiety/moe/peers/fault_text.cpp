@@ -13,13 +13,7 @@ EpLimits one_at_a_time(const EpLimits& limits) {
 }
 
 EpBytes carried_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
-  if (limits.token_order) {
-    fail(ErrorKind::kUnsupported,
-         "ep, group \"{}\": sums in the order of choices (EpLimits token_order) between GPUs need "
-         "memory that their ranks map",
-         options.name);
-  }
-  EpBytes bytes = mapped_layout(map, one_at_a_time(limits), options).bytes;
+  EpBytes bytes = carried_layout(map, limits, options).bytes;
   const CarryPlaces places = carry_places(map, limits, options);
   bytes.words += places.boxes - places.nowhere;
   bytes.regions += places.greetings - places.boxes;
@@ -31,8 +25,19 @@ EpBytes carried_bytes(const ExpertMap& map, const EpLimits& limits, const EpOpti
 
 }  // namespace
 
+MappedLayout carried_layout(const ExpertMap& map, const EpLimits& limits,
+                            const EpOptions& options) {
+  MappedLayout out = mapped_layout(map, one_at_a_time(limits), options);
+  const int64_t pairs = (map.ranks() - 1) * rows_max(limits) * limits.topk * out.bytes.pair;
+  const int64_t more = std::max<int64_t>(0, pairs - out.half);
+  out.half += more;
+  out.bytes.regions += more;
+  out.bytes.total += more;
+  return out;
+}
+
 CarryPlaces carry_places(const ExpertMap& map, const EpLimits& limits, const EpOptions& options) {
-  const MappedLayout layout = mapped_layout(map, one_at_a_time(limits), options);
+  const MappedLayout layout = carried_layout(map, limits, options);
   CarryPlaces out;
   out.nowhere = layout.bytes.total;
   out.boxes = round_up(out.nowhere + layout.bytes.words, 256);

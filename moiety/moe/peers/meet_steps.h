@@ -8,6 +8,15 @@
 
 namespace moiety::moe::peers {
 
+// Calls f on the team's last thread, which has the least to do.
+template <class Team, class F>
+MOIETY_STEP void on_last(Team& team, F&& f) {
+  const int64_t threads = 32 * team.warps();
+  team.each(threads, [&](int64_t i) {
+    if (i + 1 == threads) f();
+  });
+}
+
 // What the group waits for from here on has other work beside it, until the stream of that work
 // comes to Join.
 struct SetApart {
@@ -80,7 +89,7 @@ MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin
   if (failed(team, c)) return false;
   team.one([&] {
     count_wait(c, start);
-    c.entered_ns = nanoseconds();
+    c.began_ns = nanoseconds();
   });
   return true;
 }
@@ -135,46 +144,63 @@ struct Await {
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    Control& c = *control;
-    if (failed(team, c)) return;
+    if (failed(team, *control)) return;
     const uint64_t start = nanoseconds();
+    look_out(team, [](int64_t thread) { return thread; });
+    team.sync();
+    came(team, start);
+  }
+  // Waits; thread i of the team for what would be number_of(i)'s.
+  template <class Team, class Number>
+  MOIETY_STEP void look_out(Team& team, Number&& number_of) const {
+    Control& c = *control;
+    const int64_t threads = 32 * team.warps();
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const int64_t rows = home ? plan.rows(c.rank, s) : plan.rows(s, c.rank);
-      const int64_t of = c.pulled(s) ? 0 : c.chunks(rows);
-      team.each(of > 0 ? of : 1, [&](int64_t chunk) {
-        if (look(&c.failed) != 0) return;
+      const int64_t of = c.pulled(s) ? 0 : c.chunks(rows), all = of > 0 ? of : 1;
+      team.each(round_up(all, threads), [&](int64_t at) {
+        const Split turn(at, threads);
+        const int64_t chunk = turn.item * threads + number_of(turn.rest);
+        if (chunk >= all || look(&c.failed) != 0) return;
         const bool came = chunk >= of || wait(c, c.ready_word(c.rank, s, chunk), kSignatureBits,
                                               c.epoch, {.from = s, .chunk = chunk, .of = of});
         if (came && chunk == 0) meet(c, s);
       });
     }
-    team.sync();
+  }
+  // What has been waited for since `start` is here.
+  template <class Team>
+  MOIETY_STEP void came(Team& team, uint64_t start) const {
+    Control& c = *control;
     team.one([&] {
-      c.rows_ns = nanoseconds() - c.entered_ns;
+      c.rows_ns = nanoseconds() - c.began_ns;
       count_wait(c, start);
     });
   }
 };
 
-// A step that stores for peers, whose last block then waits for what they store, if it `awaits`. It
-// also tells them of this rank's entry, unless it has been told.
+// A step that stores for peers, whose last block to have stored then waits for what they store, if it
+// `awaits`: of `storing` blocks, the first ones. It also tells them of this rank's entry, unless it
+// has been told.
 template <class Step>
 struct ThenAwait {
   static constexpr int kThreads = Step::kThreads;
   Step step;
   Await await;
   bool told, awaits;
+  int64_t storing;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    const Control& c = *await.control;
-    if (!told && team.block() + 1 == team.blocks() && !failed(team, c)) post_entries(team, c, {});
+    Control& c = *await.control;
+    if (team.block() == 0) team.one([&] { c.began_ns = nanoseconds(); });
+    if (!told && team.block() + 1 == storing && !failed(team, c)) post_entries(team, c, {});
     step(team);
-    if (!awaits) return;
+    if (!awaits || team.block() >= storing) return;
     team.sync();
     bool last = false;
-    team.one([&] { last = comes_last(&await.control->ticket, team.blocks()); });
+    team.one([&] { last = comes_last(&await.control->ticket, storing); });
     if (team.any(last)) await(team);
   }
 };
@@ -206,7 +232,7 @@ struct AwaitReaders {
 };
 
 // The last step of an operation. When all blocks have done their part, so that all of their loads
-// have returned, the last one gives the credits.
+// have returned, the last one gives the credits; what step.behind(team) does reads nothing of peers.
 template <class Step>
 struct Last {
   static constexpr int kThreads = Step::kThreads;
@@ -220,9 +246,11 @@ struct Last {
     team.sync();
     bool last = false;
     team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
-    if (!team.any(last)) return;
-    team.one([&] { c.early = c.settled = 0; });
-    if (look(&c.failed) == 0) give_credits(team, c);
+    if (team.any(last)) {
+      team.one([&] { c.early = c.settled = 0; });
+      if (look(&c.failed) == 0) give_credits(team, c);
+    }
+    if constexpr (requires { step.behind(team); }) step.behind(team);
   }
 };
 

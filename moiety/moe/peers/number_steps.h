@@ -25,14 +25,15 @@ struct NumberPairs {
   static constexpr int64_t kMostExperts = many ? INT32_MAX : 1024;
   Control* control;
   PrepareView p;
-  bool alone = false;  // there is at most one block of tokens, whose rows and pairs it counts, too
+  bool alone = false;   // there is at most one block of tokens, whose rows and pairs it counts, too
+  bool clears = alone;  // and marks that no slot has a row yet
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    if (alone) clear_slots(team, plan);
+    if (clears) clear_slots(team, plan);
     const int topk = plan.topk;
     const NumberPlaces at(topk, c.experts, team.warps());
     const auto* ranks = team.template shared<Ranks>(0);

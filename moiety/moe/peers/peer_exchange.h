@@ -70,6 +70,9 @@ class PeerExchange : public comm::GpuWaits {
 struct CarryPlaces {
   int64_t nowhere = 0, boxes = 0, greetings = 0, end = 0;
 };
+// The layout of a rank's memory there: as in MappedLayout, of one epoch, with room for the pairs of
+// all rows if they are summed in the order of choices.
+MappedLayout carried_layout(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 CarryPlaces carry_places(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);
 // The bytes of a group's memory on a GPU.
 EpBytes peer_bytes(const ExpertMap& map, const EpLimits& limits, const EpOptions& options);

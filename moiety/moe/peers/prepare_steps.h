@@ -22,35 +22,44 @@ struct ExchangeHeads {
   }
 
  private:
-  // Calls f(word of the head and counts of rank s here, their place in a message).
-  template <class Team, class F>
-  MOIETY_STEP void for_words(Team& team, const Control& c, int s, F&& f) const {
-    const int64_t experts = c.experts, ranks = c.ranks, head = sizeof(MessageHead);
-    team.each((head / 4 + experts + ranks), [&](int64_t i) {
-      const int64_t at = i - head / 4;
-      int32_t* here = at < 0         ? reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + i
-                      : at < experts ? &p.plan.count_RE[s * experts + at]
-                                     : &p.plan.rows_RR[s * ranks + at - experts];
-      f(here, 4 * i);
-    });
+  static constexpr int64_t kHeadWords = sizeof(MessageHead) / 4;
+  // Word `at` of the head and counts of rank s, as they lie in a message.
+  MOIETY_STEP int32_t* word(const Control& c, int s, int64_t at) const {
+    const int64_t experts = c.experts, i = at - kHeadWords;
+    if (i < 0) return reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + at;
+    return i < experts ? &p.plan.count_RE[s * experts + i]
+                       : &p.plan.rows_RR[int64_t{s} * c.ranks + i - experts];
   }
   template <class Team>
   MOIETY_STEP void send(Team& team, Control& c) const {
-    team.one([&] { c.scratch.heads_R[c.rank] = own_head(c); });
-    team.sync();
+    // The head by a warp, the counts by the others meanwhile.
+    team.each_warp(team.warps(), [&](auto& warp, int64_t w) {
+      if (w + 1 != team.warps()) return;
+      warp.one([&] { c.scratch.heads_R[c.rank] = own_head(c); });
+      warp.sync();
+      for (int i = 0; i + 1 < c.ranks; ++i) {
+        std::byte* out = c.message(c.peer(i), c.rank);
+        warp.each(kHeadWords, [&](int64_t at) { store(out + 4 * at, *word(c, c.rank, at)); });
+      }
+    });
     for (int i = 0; i + 1 < c.ranks; ++i) {
       std::byte* out = c.message(c.peer(i), c.rank);
-      for_words(team, c, c.rank, [&](int32_t* here, int64_t at) { store(out + at, *here); });
+      team.each(c.experts + c.ranks, [&](int64_t at) {
+        store(out + 4 * (kHeadWords + at), *word(c, c.rank, kHeadWords + at));
+      });
     }
     team.sync();
-    team.each(2 * (c.ranks - 1), [&](int64_t i) {
+    // By warps of their own, since a lane waits until what it tells of has arrived.
+    team.each_warp(2 * (c.ranks - 1), [&](auto& warp, int64_t i) {
       const int r = c.peer(i / 2);
-      if (i % 2 == 0) {
-        store_release(c.ready_word(r, c.rank, c.layout.chunks), c.entry.word);
-      } else {
-        store_entry(c, r, c.half(), c.entry, {});
-        post_head(c, r, c.half(), c.entry);
-      }
+      warp.one([&] {
+        if (i % 2 == 0) {
+          store_release(c.ready_word(r, c.rank, c.layout.chunks), c.entry.word);
+        } else {
+          store_entry(c, r, c.half(), c.entry, {});
+          post_head(c, r, c.half(), c.entry);
+        }
+      });
     });
   }
   template <class Team>
@@ -66,11 +75,12 @@ struct ExchangeHeads {
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const std::byte* in = c.message(c.rank, s);
-      for_words(team, c, s, [&](int32_t* here, int64_t at) { *here = load<int32_t>(in + at); });
+      team.each(kHeadWords + c.experts + c.ranks,
+                [&](int64_t at) { *word(c, s, at) = load<int32_t>(in + 4 * at); });
     }
     team.sync();
     team.each(c.ranks, [&](int64_t s) { p.plan.tokens_R[s] = c.scratch.heads_R[s].tokens; });
-    team.one([&] { compare(c); });
+    on_last(team, [&] { compare(c); });
   }
   MOIETY_STEP MessageHead own_head(const Control& c) const {
     const PlanView& plan = p.plan;
@@ -124,26 +134,22 @@ struct SettlePlan {
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *heads.control;
-    const PrepareView& p = heads.p;
     heads(team);
     if (failed(team, c)) return;
-    TrimExperts{p}(team, c);
+    TrimExperts{heads.p}(team, c, [] {});
     team.one([&] { write_info(c); });
   }
-
- private:
-  MOIETY_STEP static int64_t larger(int64_t x, int64_t y) { return x < y ? y : x; }
   MOIETY_STEP void write_info(Control& c) const {
     const Scratch& at = c.scratch;
-    int64_t tokens = 0, required = 0, dropped = 0, most = 0;
+    int64_t tokens = 0, required = 0, most = 0;
     for (int r = 0; r < c.ranks; ++r) {
       const MessageHead& head = at.heads_R[r];
       tokens += head.tokens;
       required = larger(required, at.required_R[r]);
-      dropped += at.dropped_R[r] + head.cut;
       most = larger(most, head.most_rows);
     }
     const Trims trims = *at.trims;
+    const auto dropped = static_cast<int64_t>(trims.dropped);
     const int64_t info[16] = {trims.padded,
                               trims.kept,
                               at.required_R[c.rank],
@@ -162,6 +168,9 @@ struct SettlePlan {
     c.masked = c.bad = c.cut = c.behind_bad = 0;
     record_errors(c, required, dropped);
   }
+
+ private:
+  MOIETY_STEP static int64_t larger(int64_t x, int64_t y) { return x < y ? y : x; }
   MOIETY_STEP void record_errors(Control& c, int64_t required, int64_t dropped) const {
     const Scratch& at = c.scratch;
     const auto find = [&](Finding::Kind kind, int rank, int64_t a, int64_t b, int64_t e,
@@ -209,7 +218,7 @@ struct FindSlots {
     const Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    const bool lost = plan.info[kInfoGroupDropped] > 0;
+    const bool lost = c.scratch.trims->dropped > 0;
     const int64_t tile = FindSlots::tile(32 * team.warps(), plan.topk);
     // The tiles of each rank begin with another block, as there may be few.
     const auto for_tiles = [&](int64_t shift, int64_t n, auto&& take) {

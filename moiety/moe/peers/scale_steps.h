@@ -34,16 +34,21 @@ struct ScaleRows {
   // `vectors`: all rows are whole octets.
   template <bool vectors, class Team>
   MOIETY_STEP void take(Team& team, const Control& c) const {
-    const RowPart& p = rows.part[0];
-    // A warp has a pair; the other pairs of a row find g in the cache.
+    const Arrived came = arrived(c, rows);
     for_received(team, plan, taken, plan.topk, [&](auto& warp, int s, int64_t j, int64_t k) {
-      const int64_t slot = plan.slots(s, j)[k];
-      if (slot < 0) return;
-      const bool own = s == c.rank;
-      const std::byte* g = own ? p.from + plan.token(s, j) * p.from_stride
-                               : c.record(c.rank, s, j, rows.staged.record);
-      scale<vectors>(warp, g, own ? wide : model % kEight == 0, slot);
+      take<vectors>(warp, came, s, j, k);
     });
+  }
+  // A warp has a pair; the other pairs of a row find g in the cache.
+  template <bool vectors, class Warp>
+  MOIETY_STEP void take(Warp& warp, const Arrived& came, int s, int64_t j, int64_t k) const {
+    const RowPart& p = rows.part[0];
+    const int64_t slot = plan.slots(s, j)[k];
+    if (slot < 0) return;
+    const bool own = s == came.rank;
+    const std::byte* g =
+        own ? p.from + plan.token(s, j) * p.from_stride : came.record(s, j, rows.staged.record);
+    scale<vectors>(warp, g, own ? wide : model % kEight == 0, slot);
   }
 
   template <bool vectors, class Warp>
@@ -84,7 +89,7 @@ struct ScaleRows {
       // An element that does not exist must not turn a sum of -0 into +0.
       MOIETY_UNROLL
       for (int i = 0; i < kEight; ++i) {
-        if (vectors || at + i < model) dot = fmaf(to_float(held.x[i]), to_float(x.x[i]), dot);
+        if (vectors || at + i < model) dot = fmaf(element(held, i), element(x, i), dot);
       }
     }
     EightSum sum;

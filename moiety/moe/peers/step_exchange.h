@@ -74,15 +74,15 @@ class StepExchange final : public PeerExchange {
   void allocate(const EpLimits& limits) override {
     takes_early_ = limits.tokens <= kFewTokens && limits.depth > 1 && !over_collectives();
     check_waiting();
-    EpLimits in_use = limits;
     // One operation's boxes come when the one before has ended.
-    if (over_collectives()) in_use.depth = 1;
-    MappedLayout layout = mapped_layout(map_, in_use, options_);
+    const int depth = over_collectives() ? 1 : limits.depth;
+    const MappedLayout layout = over_collectives() ? carried_layout(map_, limits, options_)
+                                                   : mapped_layout(map_, limits, options_);
     const EpBytes bytes = peer_bytes(map_, limits, options_);
     comm::SymmetricBuffer fresh = make_memory(options_.name, bytes.total);
     Control c = control();
     c.open = 1;
-    c.depth = in_use.depth;
+    c.depth = depth;
     c.rows_max = moe::rows_max(limits);
     c.layout = layout;
     for (int r = 0; r < comm_->size(); ++r) c.base_R[r] = fresh.peer(r);
@@ -231,17 +231,25 @@ class StepExchange final : public PeerExchange {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
+    // The own parts wait in `out`, if it has room for them and nothing that is added later.
+    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token &&
+                       (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
+    const auto take = [&]<class Step>(const Step& step) {
+      const int64_t items = plan.tokens * rows.pieces();
+      launch("ep take sums", Last<Step>{step, here()},
+             {std::min(most_blocks<Step>(), grid(items, kRowsOfBlock))}, stream);
+    };
+    const auto take_as = [&]<class T, class Out>(T, Out) {
+      const HomeSums<T, Out> home{here(), view, rows};
+      ahead ? take(AddParts<T, Out>{home}) : take(TakeSums<T, Out>{home});
+    };
     with_row_type(sum.y_CD.dtype(), [&]<class T>(T) {
-      store_and_await("ep push sums", PushSums<T>{here(), view, rows}, {push_grid(plan)},
-                      rows.record, Await{here(), view, true}, may_be_direct(signature), stream);
-      const LaunchSize size{
-          std::min(most_blocks<TakeSums<T, T>>(), grid(plan.tokens * rows.pieces(), kRowsOfBlock))};
-      if (sum.out_TD.dtype() == DType::kFloat32) {
-        launch("ep take sums", Last<TakeSums<T, float>>{{here(), view, rows}, here()}, size,
-               stream);
-      } else {
-        launch("ep take sums", Last<TakeSums<T, T>>{{here(), view, rows}, here()}, size, stream);
-      }
+      const int64_t pushing =
+          std::max(push_grid(plan), ahead ? grid(plan.tokens, options_.chunk_rows) : 1);
+      store_and_await("ep push sums", PushSums<T>{here(), view, rows, ahead}, {pushing},
+                      rows.by_token ? plan.topk * rows.record : rows.record,
+                      Await{here(), view, true}, may_be_direct(signature), stream);
+      rows.out_fp32 ? take_as(T(), float()) : take_as(T(), T());
     });
     if (own.direct()) launch("ep await readers", AwaitReaders{here()}, {}, stream);
     end(stream);
@@ -383,7 +391,9 @@ class StepExchange final : public PeerExchange {
   void store_and_await(const char* name, const Step& step, const LaunchSize& size, int64_t stride,
                        const Await& await, bool told, const Stream& stream) {
     const bool carried = over_collectives();
-    launch(name, ThenAwait<Step>{step, await, told, !carried}, size, stream);
+    int64_t storing = size.blocks;
+    if constexpr (requires { step.pushers; }) storing = step.pushers;
+    launch(name, ThenAwait<Step>{step, await, told, !carried, storing}, size, stream);
     if (!carried) return;
     carry(layout_.regions, rows_max_ * stride, stream);
     launch("ep await", await, {}, stream);

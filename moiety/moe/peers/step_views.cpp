@@ -107,6 +107,7 @@ SumRows view_of(const SumArgs& a, int topk) {
           .has_addend = a.addend.defined(),
           .wire_fp32 = fp32,
           .addend_fp32 = a.addend.defined() && a.addend.dtype() == DType::kFloat32,
+          .out_fp32 = a.out_TD.dtype() == DType::kFloat32,
           .by_token = by_token};
 }
 
@@ -114,6 +115,15 @@ bool wide_rows(const ScaledRows& a) {
   const int64_t bytes = byte_size(a.dtype, a.g.model);
   return a.g.model % kEight == 0 && whole(a.g.data, bytes) && whole(a.gy.data, bytes) &&
          (!a.y_CD.defined() || whole(Rows(a.y_CD), bytes));
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  if (!a.defined() || !b.defined() || a.numel() == 0 || b.numel() == 0) return false;
+  const auto end = [](const TensorView& x) {
+    const int64_t elements = (x.size(0) - 1) * x.stride(0) + x.size(1);
+    return static_cast<const std::byte*>(x.raw()) + byte_size(x.dtype(), elements);
+  };
+  return a.raw() < end(b) && b.raw() < end(a);
 }
 
 }  // namespace moiety::moe::peers

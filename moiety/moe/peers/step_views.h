@@ -2,9 +2,9 @@
 #pragma once
 
 #include "moiety/moe/peers/early_steps.h"
+#include "moiety/moe/peers/part_steps.h"
 #include "moiety/moe/peers/place_steps.h"
 #include "moiety/moe/peers/scale_steps.h"
-#include "moiety/moe/peers/sum_steps.h"
 #include "moiety/moe/row_movers.h"
 
 namespace moiety::moe::peers {
@@ -16,5 +16,7 @@ CopyRows view_of(const SourceRows& x, const TensorView& w_TK, const ExpertRows& 
 SumRows view_of(const SumArgs& sum, int topk);
 // Whether the rows of g, y and gy are whole octets.
 bool wide_rows(const ScaledRows& rows);
+// Whether the memory of two matrices may overlap.
+bool overlap(const TensorView& a, const TensorView& b);
 
 }  // namespace moiety::moe::peers

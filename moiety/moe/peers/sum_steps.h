@@ -7,13 +7,80 @@
 
 namespace moiety::moe::peers {
 
-// Sums at home.
+// What the steps at home share.
 template <class T, class Out>
-struct TakeSums {
-  static constexpr int kThreads = 256, kResident = 2;
+struct HomeSums {
   Control* control;
   PlanView plan;
   SumRows a;
+
+ protected:
+  // Whether a sum of one term keeps its bits.
+  MOIETY_STEP bool may_copy() const {
+    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out);
+  }
+  template <class Sums>
+  MOIETY_STEP void put(const Sums& sums, int64_t t, int64_t at, const Held<Out>& x) const {
+    store_eight(a.out + t * a.out_stride, at, a.model, sums.wide(), x);
+  }
+  template <class Sums>
+  MOIETY_STEP void finish(const Sums& sums, int64_t t, int64_t at, EightSum sum) const {
+    if (a.has_addend) {
+      const std::byte* addend = a.addend + t * a.addend_stride;
+      if (a.addend_fp32) {
+        sum.add(load_eight<float>(addend, at, a.model, sums.wide()));
+      } else {
+        sum.add(load_eight<T>(addend, at, a.model, sums.wide()));
+      }
+    }
+    put(sums, t, at, sum.template round<Out>());
+  }
+  template <class Warp>
+  MOIETY_STEP void take_side(Warp& warp, const Control& c, int64_t t) const {
+    warp.each(plan.topk, [&](int64_t k) {
+      const int64_t slot = plan.slot_TK[t * plan.topk + k];
+      const int owner = plan.owner_TK[t * plan.topk + k];
+      uint32_t value = 0;
+      if (slot >= 0) {
+        value = load<uint32_t>(owner == c.rank ? a.side + slot * a.side_stride
+                                               : side_of(c, t, static_cast<int>(k), owner));
+      }
+      store(a.side_out + t * a.side_out_stride + 4 * k, value);
+    });
+  }
+  // The record of pair (t, k), whose owner is another rank.
+  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k, int owner) const {
+    int number = 0;
+    for (int i = 0; i < k && c.boxes; ++i) {
+      const int64_t other = t * plan.topk + i;
+      number += plan.slot_TK[other] >= 0 && plan.owner_TK[other] == owner;
+    }
+    const int32_t row = plan.row_TR[t * c.ranks + owner];
+    return c.pair_record(c.rank, owner, {t * plan.topk + k, row, number, plan.topk}, a.record);
+  }
+  MOIETY_STEP const std::byte* part(const Control& c, int64_t t, int r) const {
+    return c.record(c.rank, r, plan.row_TR[t * c.ranks + r], a.record);
+  }
+  MOIETY_STEP const std::byte* side_of(const Control& c, int64_t t, int k, int owner) const {
+    return a.by_token ? pair(c, t, k, owner) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
+  }
+  // Calls take(warp, token, number) for the pieces of the sums, `each` together; the first of a token
+  // brings its values, too.
+  template <class Team, class Take>
+  MOIETY_STEP void for_pieces(Team& team, const Control& c, int64_t each, Take&& take) const {
+    const int64_t pieces = ceil_div(a.pieces(), each);
+    team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
+      const Split split(i, pieces);
+      take(warp, split.item, split.rest);
+      if (split.rest == 0 && a.has_side) take_side(warp, c, split.item);
+    });
+  }
+};
+
+// Sums at home.
+template <class T, class Out>
+struct TakeSums : HomeSums<T, Out> {
+  static constexpr int kThreads = 256, kResident = 2;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
@@ -21,16 +88,8 @@ struct TakeSums {
     if (failed(team, c)) return;
     const Near near = near_of(c);
     with_parts<T>(a, [&](const auto& sums) {
-      const auto for_pieces = [&](int64_t each, auto&& take) {
-        const int64_t pieces = ceil_div(a.pieces(), each);
-        team.grid_warps(plan.tokens * pieces, [&](auto& warp, int64_t i) {
-          const Split split(i, pieces);
-          take(warp, split.item, split.rest);
-          if (split.rest == 0 && a.has_side) take_side(warp, c, split.item);
-        });
-      };
       if (a.by_token) {
-        for_pieces(1, [&](auto& warp, int64_t t, int64_t piece) {
+        this->for_pieces(team, c, 1, [&](auto& warp, int64_t t, int64_t piece) {
           const bool copy = copies(t);
           sums.for_octets(warp, piece, [&](int64_t at) {
             if (at >= a.model) return;
@@ -40,7 +99,7 @@ struct TakeSums {
         });
       } else {
         constexpr int kPieces = kPiecesOf<decltype(sums)>;
-        for_pieces(kPieces, [&](auto& warp, int64_t t, int64_t piece) {
+        this->for_pieces(team, c, kPieces, [&](auto& warp, int64_t t, int64_t piece) {
           take_by_rank<kPieces>(warp, c, near, sums, t, piece);
         });
       }
@@ -48,6 +107,10 @@ struct TakeSums {
   }
 
  private:
+  using Home = HomeSums<T, Out>;
+  using Home::a, Home::plan, Home::control, Home::may_copy, Home::put, Home::finish, Home::pair,
+      Home::part;
+
   // Pieces of a row that a warp takes at once, so that it looks up the places of rows but once.
   template <class Sums>
   static constexpr int kPiecesOf = std::decay_t<Sums>::kVectors ? 2 : 1;
@@ -70,30 +133,9 @@ struct TakeSums {
     return out;
   }
 
-  // Whether a sum of one term keeps its bits.
-  MOIETY_STEP bool may_copy() const {
-    return !a.weighted && !a.has_addend && sizeof(T) == sizeof(Out);
-  }
   MOIETY_STEP bool copies(int64_t t) const {
     return may_copy() && plan.alive(plan.slot_TK + t * plan.topk) == 1;
   }
-  template <class Sums>
-  MOIETY_STEP void put(const Sums& sums, int64_t t, int64_t at, const Held<Out>& x) const {
-    store_eight(a.out + t * a.out_stride, at, a.model, sums.wide(), x);
-  }
-  template <class Sums>
-  MOIETY_STEP void finish(const Sums& sums, int64_t t, int64_t at, EightSum sum) const {
-    if (a.has_addend) {
-      const std::byte* addend = a.addend + t * a.addend_stride;
-      if (a.addend_fp32) {
-        sum.add(load_eight<float>(addend, at, a.model, sums.wide()));
-      } else {
-        sum.add(load_eight<T>(addend, at, a.model, sums.wide()));
-      }
-    }
-    put(sums, t, at, sum.template round<Out>());
-  }
-
   template <int n, class Warp, class Sums>
   MOIETY_STEP void take_by_rank(Warp& warp, const Control& c, const Near& near, const Sums& sums,
                                 int64_t t, int64_t piece) const {
@@ -122,34 +164,11 @@ struct TakeSums {
       }
     });
   }
-  template <class Warp>
-  MOIETY_STEP void take_side(Warp& warp, const Control& c, int64_t t) const {
-    warp.each(plan.topk, [&](int64_t k) {
-      const int64_t slot = plan.slot_TK[t * plan.topk + k];
-      const int owner = plan.owner_TK[t * plan.topk + k];
-      uint32_t value = 0;
-      if (slot >= 0) {
-        value = load<uint32_t>(owner == c.rank ? a.side + slot * a.side_stride
-                                               : side_of(c, t, static_cast<int>(k), owner));
-      }
-      store(a.side_out + t * a.side_out_stride + 4 * k, value);
-    });
-  }
-
-  MOIETY_STEP const std::byte* pair(const Control& c, int64_t t, int k) const {
-    return c.pair_record(c.rank, t * plan.topk + k, a.record);
-  }
-  MOIETY_STEP const std::byte* part(const Control& c, int64_t t, int r) const {
-    return c.record(c.rank, r, plan.row_TR[t * c.ranks + r], a.record);
-  }
-  MOIETY_STEP const std::byte* side_of(const Control& c, int64_t t, int k, int owner) const {
-    return a.by_token ? pair(c, t, k) + a.side_at : part(c, t, owner) + a.side_at + 4 * k;
-  }
   // Elements of the row of pair (t, k), whose owner is another rank.
   MOIETY_STEP Held<T> of_peer(const Control& c, int64_t t, int k, int owner, int64_t slot,
                               int64_t at) const {
     const bool pulled = c.pulled(owner);
-    const std::byte* row = pulled ? c.direct_R[owner].row(slot) : pair(c, t, k);
+    const std::byte* row = pulled ? c.direct_R[owner].row(slot) : pair(c, t, k, owner);
     const bool aligned = !pulled || reinterpret_cast<uintptr_t>(row) % 16 == 0;
     return load_eight<T>(row, at, a.model, a.whole && aligned);
   }
@@ -178,9 +197,7 @@ struct TakeSums {
     if (owner == c.rank) return as_out(sums.own(plan.slot_TK[t * plan.topk + k], at));
     if (!a.wire_fp32) return as_out(load_eight<T>(part(c, t, owner), at, a.model, sums.whole()));
     const Held<float> x = load_eight<float>(part(c, t, owner), at, a.model, sums.whole());
-    Held<Out> out;
-    for (int i = 0; i < kEight; ++i) out.x[i] = narrowed<Out>(x.x[i]);
-    return out;
+    return held_of<Out>([&](int i) { return narrowed<Out>(element(x, i)); });
   }
 
   template <class Sums>
@@ -193,7 +210,8 @@ struct TakeSums {
       const bool own = owner == c.rank;
       const Held<T> x = own ? sums.own(slot, at) : of_peer(c, t, k, owner, slot, at);
       if (a.weighted) {
-        sum.add_weighted(own ? sums.weight(slot) : load<float>(pair(c, t, k) + a.side_at), x);
+        sum.add_weighted(own ? sums.weight(slot) : load<float>(pair(c, t, k, owner) + a.side_at),
+                         x);
       } else {
         sum.add(x);
       }

@@ -12,9 +12,9 @@ constexpr int64_t trim_bytes(int64_t experts) { return 16 * experts; }
 struct TrimExperts {
   PrepareView p;
 
-  // The team meets behind it.
-  template <class Team>
-  MOIETY_STEP void operator()(Team& team, Control& c) const {
+  // `beside` is called while a few of the first warps trim. The team meets behind it.
+  template <class Team, class Beside>
+  MOIETY_STEP void operator()(Team& team, Control& c, Beside&& beside) const {
     const Scratch at = c.scratch;
     const int experts = c.experts, ranks = c.ranks;
     const int32_t *by_owner_E = c.map.by_owner_E, *begin_R = c.map.begin_R;
@@ -42,13 +42,19 @@ struct TrimExperts {
       count_I[i] = kept_I[i] = sum;
       blocks_I[i] = blocks_of(sum);
     });
-    team.one([&] { at.trims->own_dropped = 0; });
+    on_last(team, [&] {
+      unsigned long long cut = 0;
+      for (int r = 0; r < ranks; ++r) cut += static_cast<unsigned>(at.heads_R[r].cut);
+      at.trims->own_dropped = 0;
+      at.trims->dropped = cut;
+    });
     team.sync();
     team.each_warp(ranks, [&](auto& warp, int64_t r) {
       const int begin = begin_R[r];
       trim(warp, c, static_cast<int>(r), count_I + begin, kept_I + begin, offset_I + begin,
            blocks_I + begin);
     });
+    beside();
     team.sync();
     const int first = begin_R[c.rank], end = begin_R[c.rank + 1];
     team.each(experts, [&](int64_t i) {
@@ -91,6 +97,7 @@ struct TrimExperts {
     warp.one([&] {
       at.required_R[r] = wanted * alignment;
       at.dropped_R[r] = dropped;
+      if (dropped > 0) add(&at.trims->dropped, static_cast<unsigned long long>(dropped));
       if (r != c.rank) return;
       at.trims->padded = padded;
       at.trims->kept = kept;
