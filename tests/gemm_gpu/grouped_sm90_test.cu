@@ -133,6 +133,19 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
   }
 }
 
+// The last step of a reduction has fewer products where all groups take one tile after the other, and
+// zeros where they take turns: a sum of zeros has the same sign in both.
+TEST_F(GroupedSm90Gpu, SumsOfZerosHaveEqualBits) {
+  for (const Case& c : cases()) {
+    if (c.op != GroupedOp::kWgrad || c.gathered != sm90::Gathered::kNone) continue;
+    const Problem p(c, 136, 520, false, stream);
+    fill(p.a.host, 0);
+    fill(p.b.host, -1);
+    for (const Twin* x : {&p.a, &p.b}) x->upload(stream);
+    ASSERT_EQ(difference(run(p, c, 192, true), run(p, c, 192)), "");
+  }
+}
+
 // Sums that are read and written, as where groups have few rows, and those that the L2 cache adds.
 TEST_F(GroupedSm90Gpu, SumsAreThoseOfTheCache) {
   constexpr int64_t kManyRows = 1 << 20;
