@@ -5,7 +5,6 @@
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/fault_pages.h"
-#include "moiety/comm/mapped/driver_calls.cuh"
 #include "moiety/comm/mapped/fault_text.h"
 #include "moiety/comm/mapped/link.h"
 
@@ -41,19 +40,6 @@ FaultPages<FaultPage>& fault_pages() {
   return pages;
 }
 
-// A kernel that is loaded while another one waits on the GPU may wait for it, and it for the host.
-void warn_of_lazy_loading(const Communicator& comm) {
-  CUmoduleLoadingMode mode{};
-  if (driver_calls().loading_mode(&mode) != CUDA_SUCCESS) return;
-  if (mode == CU_MODULE_LAZY_LOADING && comm.rank() == 0) {
-    log(LogLevel::kWarning,
-        "communicator \"{}\": kernels are loaded when they are first needed, which can hold up "
-        "ranks "
-        "that wait for each other: set CUDA_MODULE_LOADING=EAGER before CUDA starts",
-        comm.name());
-  }
-}
-
 // The copies at the beginning of these steps that one kernel makes, in any order.
 std::span<const Step> joined_copies(std::span<const Step> steps) {
   size_t n = 0;
@@ -85,7 +71,6 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
   for (int r = 0; r < comm.size(); ++r) parts_.push_back(memory_.peer(r));
   load_kernels(gpu.index);
   if (options.beside_compute) sums_ = Stream::external(gpu, moiety::gpu::create_lane(gpu.index));
-  warn_of_lazy_loading(comm);
   region_ = {.base = parts_[0],
              .stride = parts_[1] - parts_[0],
              .rank = comm.rank(),
