@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, ReduceOp op>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting,
-               const __grid_constant__ Sources sources, T* to, int64_t n, bool leave) {
+               const __grid_constant__ Sources sources, const __grid_constant__ Targets to,
+               int64_t n, bool leave) {
   join_meetings(region, meeting, leave, [&] { sum_elements<T, op, kWide<T>>(to, sources, n); });
 }
 
@@ -77,7 +78,7 @@ void join_sum(const Region& region, const Meeting& meeting, const SumStep& step,
   const int64_t grid = blocks_of(region, blocks, byte_size(dtype, step.elements));
   for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
     launch("comm_joined_sum", sum_kernel<T, o>, {grid, kThreads}, stream, region, meeting,
-           sources_of(step), reinterpret_cast<T*>(step.to), step.elements, leave);
+           sources_of(step), targets_of(step), step.elements, leave);
   });
 }
 
