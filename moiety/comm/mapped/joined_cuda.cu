@@ -2,7 +2,7 @@
 
 #include "moiety/base/launch.cuh"
 #include "moiety/comm/mapped/joined_device.cuh"
-#include "moiety/comm/mapped/sum_device.cuh"
+#include "moiety/comm/mapped/streamed_sum_device.cuh"
 #include "moiety/comm/packs.cuh"
 
 namespace moiety::comm::mapped {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     sum_kernel(const __grid_constant__ Region region, const __grid_constant__ Meeting meeting,
                const __grid_constant__ Sources sources, const __grid_constant__ Targets to,
                int64_t n, bool leave) {
-  join_meetings(region, meeting, leave, [&] { sum_elements<T, op, kWide<T>>(to, sources, n); });
+  join_meetings(region, meeting, leave, [&] { sum_streamed<T, op, kThreads>(to, sources, n); });
 }
 
 int64_t blocks_of(const Region& region, int most, int64_t bytes) {
@@ -55,8 +55,10 @@ int64_t blocks_of(const Region& region, int most, int64_t bytes) {
 
 bool joins_copy(const CopyStep& copy) { return copies_by_kernel(copy) && copy.bytes <= kMost; }
 
-bool joins_sum(const SumStep& step, DType dtype) {
-  return sums_wide(step) && byte_size(dtype, step.elements) <= kMost;
+bool joins_sum(const SumStep& step) {
+  auto bits = uintptr_t{0};
+  for (const std::byte* to : step.also) bits |= reinterpret_cast<uintptr_t>(to);
+  return bits % 16 == 0 && sums_wide(step);
 }
 
 void join_copies(const Region& region, const Meeting& meeting, std::span<const Step> copies,
@@ -77,8 +79,8 @@ void join_sum(const Region& region, const Meeting& meeting, const SumStep& step,
               ReduceOp op, bool leave, int blocks, const Stream& stream) {
   const int64_t grid = blocks_of(region, blocks, byte_size(dtype, step.elements));
   for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
-    launch("comm_joined_sum", sum_kernel<T, o>, {grid, kThreads}, stream, region, meeting,
-           sources_of(step), targets_of(step), step.elements, leave);
+    launch("comm_joined_sum", sum_kernel<T, o>, {grid, kThreads, kStreamBytes<kThreads>}, stream,
+           region, meeting, sources_of(step), targets_of(step), step.elements, leave);
   });
 }
 

@@ -145,8 +145,15 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
       const moiety::gpu::Rows from{const_cast<std::byte*>(c.from), c.bytes, c.from_pitch, c.rows};
       return moiety::gpu::copy_rows(gpu_.index, to, from, stream.cuda_stream());
     }
-    case Step::Kind::kSum:
-      return enqueue_sum(step.sum, call, stream);
+    case Step::Kind::kSum: {
+      enqueue_sum(step.sum, call, stream);
+      const int64_t bytes = byte_size(call.dtype, step.sum.elements);
+      for (std::byte* to : step.sum.also) {
+        enqueue({.kind = Step::Kind::kCopy, .copy = {to, step.sum.to, bytes, bytes, bytes, 1}},
+                call, meeting, stream);
+      }
+      return;
+    }
     case Step::Kind::kMeet:
       meeting.peers = step.peers;
       meet(region_, meeting, stream);
@@ -163,7 +170,7 @@ size_t Link::enqueue_joined(std::span<const Step> steps, const CollectiveCall& c
                             Meeting& meeting, const Stream& stream) {
   if (options_.beside_compute || steps[0].kind != Step::Kind::kMeet) return 0;
   const bool sums = steps.size() > 1 && steps[1].kind == Step::Kind::kSum;
-  if (sums && !joins_sum(steps[1].sum, call.dtype)) return 0;
+  if (sums && !joins_sum(steps[1].sum)) return 0;
   const auto copies = sums ? steps.first(0) : joined_copies(steps.subspan(1));
   size_t out = sums ? 2 : 1 + copies.size();
   if (out == 1) return 0;

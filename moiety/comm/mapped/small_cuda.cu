@@ -97,15 +97,12 @@ __global__ void __launch_bounds__(kThreads)
     T* to = reinterpret_cast<T*>(operands.sum);
     const auto bits =
         reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(operands.send[region.rank]);
-    constexpr int kPack = kWide<T>;
-    const int packs = bits % 16 == 0 ? operands.elements / kPack : 0;
-    sum_packs<T, op, kPack>(
-        at, region.ranks, packs, threadIdx.x, kThreads,
-        [&](int64_t i, const Pack<T, kPack>& x) { reinterpret_cast<Pack<T, kPack>*>(to)[i] = x; });
-    const int done = packs * kPack;
-    sum_packs<T, op, 1>([&](int r) { return at(r) + done; }, region.ranks, operands.elements - done,
-                        threadIdx.x, kThreads,
-                        [&](int64_t i, const Pack<T, 1>& x) { to[done + i] = x.x[0]; });
+    const int packs = bits % 16 == 0 ? operands.elements / kWide<T> : 0;
+    sum_packs<T, op, kWide<T>>(to, at, region.ranks, packs, threadIdx.x, kThreads);
+    const int done = packs * kWide<T>;
+    sum_packs<T, op, 1>(
+        to + done, [&](int r) { return at(r) + done; }, region.ranks, operands.elements - done,
+        threadIdx.x, kThreads);
   });
 }
 

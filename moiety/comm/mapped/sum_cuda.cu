@@ -12,18 +12,17 @@ constexpr int kThreads = 512;
 
 template <class T, ReduceOp op, int N>
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(const __grid_constant__ Targets to, const __grid_constant__ Sources sources,
-               int64_t n) {
+    sum_kernel(T* to, const __grid_constant__ Sources sources, int64_t n) {
   sum_elements<T, op, N>(to, sources, n);
 }
 
 template <class T, ReduceOp op, int N>
-void launch_sum(const SumStep& step, int blocks, const Stream& stream) {
+void launch_sum(const SumStep& step, const Sources& sources, int blocks, const Stream& stream) {
   constexpr int kPacks = 4;
   const int64_t needed = std::max<int64_t>(1, blocks_for(step.elements, kThreads * kPacks * N));
   launch("comm_sum", sum_kernel<T, op, N>,
          {.blocks = blocks > 0 ? std::min<int64_t>(blocks, needed) : needed, .threads = kThreads},
-         stream, targets_of(step), sources_of(step), step.elements);
+         stream, reinterpret_cast<T*>(step.to), sources, step.elements);
 }
 
 constexpr int64_t kShortCopy = int64_t{16} << 20;
@@ -52,16 +51,16 @@ void copy_by_kernel(const CopyStep& copy, const Stream& stream) {
 bool sums_wide(const SumStep& step) {
   auto bits = reinterpret_cast<uintptr_t>(step.to);
   for (const std::byte* source : step.sources) bits |= reinterpret_cast<uintptr_t>(source);
-  for (const std::byte* to : step.also) bits |= reinterpret_cast<uintptr_t>(to);
   return bits % 16 == 0;
 }
 
 void sum(const SumStep& step, DType dtype, ReduceOp op, int blocks, const Stream& stream) {
+  const Sources sources = sources_of(step);
   for_reduction(dtype, op, [&]<class T, ReduceOp o>() {
     if (sums_wide(step)) {
-      launch_sum<T, o, kWide<T>>(step, blocks, stream);
+      launch_sum<T, o, kWide<T>>(step, sources, blocks, stream);
     } else {
-      launch_sum<T, o, 1>(step, blocks, stream);
+      launch_sum<T, o, 1>(step, sources, blocks, stream);
     }
   });
 }

@@ -18,11 +18,10 @@ struct alignas(N * sizeof(T)) Pack {
 };
 
 // Sums packs first, first + step, ... of `count` sources, of which at(r) is a pointer to the first
-// element, and calls store(i, pack) for each. A thread has several packs of two sources in flight.
-// Plain loads, since peers write what is read here.
-template <class T, ReduceOp op, int N, class At, class Store>
-__device__ void sum_packs(At&& at, int count, int64_t packs, int64_t first, int64_t step,
-                          Store&& store) {
+// element. A thread has several packs of two sources in flight. Plain loads, since peers write what
+// is read here.
+template <class T, ReduceOp op, int N, class At>
+__device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t first, int64_t step) {
   constexpr int kFlight = N <= 4 ? 8 : 32 / N;
   using A = Accumulator<T>;
   using P = Pack<T, N>;
@@ -58,7 +57,7 @@ __device__ void sum_packs(At&& at, int count, int64_t packs, int64_t first, int6
       P out;
 #pragma unroll
       for (int e = 0; e < N; ++e) out.x[e] = static_cast<T>(total[f][e]);
-      store(i + f * step, out);
+      reinterpret_cast<P*>(to)[i + f * step] = out;
     }
   }
 }
@@ -68,45 +67,26 @@ struct Sources {
   const std::byte* at[kMaxRanks];
   int count;
 };
-struct Targets {
-  std::byte* at[kMaxRanks];
-  int count;
-};
 inline Sources sources_of(const SumStep& step) {
   Sources out{.at = {}, .count = static_cast<int>(step.sources.size())};
   std::copy(step.sources.begin(), step.sources.end(), out.at);
   return out;
 }
-inline Targets targets_of(const SumStep& step) {
-  Targets out{.at = {step.to}, .count = 1 + static_cast<int>(step.also.size())};
-  std::copy(step.also.begin(), step.also.end(), out.at + 1);
-  return out;
-}
-
-// Sums elements [begin, n) of all sources, which are no whole pack, with the first threads.
-template <class T, ReduceOp op>
-__device__ void sum_tail(const Targets& to, const Sources& sources, int64_t begin, int64_t n,
-                         int64_t first) {
-  sum_packs<T, op, 1>([&](int r) { return reinterpret_cast<const T*>(sources.at[r]) + begin; },
-                      sources.count, n - begin, first, n,
-                      [&](int64_t i, const Pack<T, 1>& x) {
-                        for (int t = 0; t < to.count; ++t)
-                          reinterpret_cast<T*>(to.at[t])[begin + i] = x.x[0];
-                      });
-}
 
 // Sums n elements of all sources with all threads of the grid, N in a pack.
 template <class T, ReduceOp op, int N>
-__device__ void sum_elements(const Targets& to, const Sources& sources, int64_t n) {
+__device__ void sum_elements(T* to, const Sources& sources, int64_t n) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  sum_packs<T, op, N>([&](int r) { return reinterpret_cast<const T*>(sources.at[r]); },
-                      sources.count, n / N, first, step,
-                      [&](int64_t i, const Pack<T, N>& x) {
-                        for (int t = 0; t < to.count; ++t)
-                          reinterpret_cast<Pack<T, N>*>(to.at[t])[i] = x;
-                      });
-  if constexpr (N > 1) sum_tail<T, op>(to, sources, n / N * N, n, first);
+  const auto at = [&](int r) { return reinterpret_cast<const T*>(sources.at[r]); };
+  sum_packs<T, op, N>(to, at, sources.count, n / N, first, step);
+  if constexpr (N > 1) {  // the elements behind the last pack
+    const int64_t tail = n / N * N + first;
+    if (tail < n) {
+      sum_packs<T, op, 1>(
+          to + tail, [&](int r) { return at(r) + tail; }, sources.count, 1, 0, 1);
+    }
+  }
 }
 
 }  // namespace moiety::comm::mapped
