@@ -17,12 +17,16 @@ struct alignas(N * sizeof(T)) Pack {
   T x[N];
 };
 
+// Packs of N elements of a source that a thread loads before it sums the first of them.
+template <int N>
+inline constexpr int kPacksInFlight = N <= 4 ? 8 : 32 / N;
+
 // Sums packs first, first + step, ... of `count` sources, of which at(r) is a pointer to the first
 // element. A thread has several packs of two sources in flight. Plain loads, since peers write what
 // is read here.
 template <class T, ReduceOp op, int N, class At>
 __device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t first, int64_t step) {
-  constexpr int kFlight = N <= 4 ? 8 : 32 / N;
+  constexpr int kFlight = kPacksInFlight<N>;
   using A = Accumulator<T>;
   using P = Pack<T, N>;
   for (int64_t i = first; i < packs; i += kFlight * step) {
