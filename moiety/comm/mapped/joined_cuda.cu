@@ -72,13 +72,13 @@ __device__ void sum_pieces(Control& control, T* to, const Targets& also, const S
   const int64_t packs = n / N;
   for (Pieces pieces(control); pieces.now() * kPiece < packs; pieces.next()) {
     pieces.ask();
-    const int64_t first = pieces.now() * kPiece + threadIdx.x % kWarp;
-    const int64_t end = std::min(packs, (pieces.now() + 1) * kPiece);
-    sum_packs<T, op, N>(to, at, sources.count, end, first, kWarp);
+    const int64_t begin = pieces.now() * kPiece * N;
+    const int lane = threadIdx.x % kWarp, left = int(std::min<int64_t>(packs - begin / N, kPiece));
+    sum_packs<T, op, N>(
+        to + begin, [&](int r) { return at(r) + begin; }, sources.count, left, lane, kWarp);
     for (int t = 0; t < also.count; ++t) {
-      for (int64_t i = first; i < end; i += kWarp) {
-        reinterpret_cast<P*>(also.at[t])[i] = reinterpret_cast<const P*>(to)[i];
-      }
+      P* const there = reinterpret_cast<P*>(also.at[t]) + begin / N;
+      for (int i = lane; i < left; i += kWarp) there[i] = reinterpret_cast<P*>(to + begin)[i];
     }
   }
   const int64_t tail = packs * N + int64_t{blockIdx.x} * kThreads + threadIdx.x;
