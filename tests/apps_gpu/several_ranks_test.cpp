@@ -1,7 +1,5 @@
 // Training of ranks that are threads and share a GPU, through the program: against one rank, against
 // CPU ranks, captured against eager, and across layouts.
-#include <cstdio>
-
 #include "tests/apps_gpu/late_data.h"
 #include "tests/apps_gpu/ranks_on_gpu.h"
 #include "tests/support/loaded_kernels.h"
@@ -16,8 +14,6 @@ class SeveralRanksGpu : public RanksOnGpu {};
 TEST_F(SeveralRanksGpu, AStepLoadsNoKernel) {
   train_at("opens-the-gpu", kOne, kOnGpu + Arguments{"--train.steps=1"});
   const testing::Kernels first = testing::find_kernels(0);
-  std::fprintf(stderr, "        %zu of %lld kernels are loaded\n", first.loaded.size(),
-               static_cast<long long>(first.all));
   if (int64_t(first.loaded.size()) == first.all) GTEST_SKIP() << "CUDA loads kernels at its start";
   const Ranks ep2{"ep2", 2, 1, 2};
   for (const Ranks& r : {kDp2, kTp2, kTp2Dp2, ep2}) {
@@ -34,7 +30,6 @@ TEST_F(SeveralRanksGpu, AStepLoadsNoKernel) {
       for (const std::string& kernel : kernels_of(12)) {
         EXPECT_TRUE(settled.contains(kernel)) << name << " loads " << kernel;
       }
-      std::fprintf(stderr, "        %s: %zu\n", name.c_str(), settled.size());
     }
   }
 }
