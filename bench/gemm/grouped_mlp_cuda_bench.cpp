@@ -166,7 +166,7 @@ void run(Options& options) {
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
   options.flag("--steady", steady, "also bursts of a second");
-  options.flag("--list", list, "print the shapes and who chose whom, for peers");
+  options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;
   const auto for_shapes = [&](auto&& run_one) {
     for (const ExpertShape& s : kExpertShapes) {

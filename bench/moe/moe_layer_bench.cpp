@@ -169,7 +169,9 @@ void run(Options& options) {
       .choice("--shape", shape, shapes, "one alone; else all of the device")
       .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
       .word("--copies", copied,
-            "products that read copies: letters of f, g, w, or -; else a choice")
+            "products that read copies of rows, f forward, g gradients of rows, w those of "
+            "weights, such "
+            "as fw, or -; without it what the layer chooses")
       .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
       .number("--threads", threads, "of a CPU")
       .flag("--steady", steady, "on a GPU: also bursts of a second")

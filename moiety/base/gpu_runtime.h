@@ -20,9 +20,9 @@ int64_t free_memory(int device);
 // A function of the driver as CUDA 12 has it, found through the run time, so that nothing links
 // libcuda; null if the driver has none. Only where CUDA is built.
 void* driver_function(const char* name);
-// Makes it the GPU to which this thread comes back from calls for others, unless the process has a
-// context on the one that it is now (0 at first): to come back to a GPU makes one there, which takes
-// some hundred MB of it. So a thread that works for one GPU says which.
+// Makes it the GPU to which this thread comes back from calls for others (CudaDeviceGuard), unless
+// the process has a context on the one that it is now (0 at first): to come back to a GPU makes one
+// there, which takes some hundred MB of it. So a thread that works for one GPU says which.
 void make_current(int device);
 
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much

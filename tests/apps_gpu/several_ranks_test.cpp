@@ -140,14 +140,7 @@ TEST_F(SeveralRanksGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
   expect_near(at("cpu-to-gpu"), at("from-cpu"), 1e-4);
 }
 
-TEST_F(SeveralRanksGpu, ResumeIsBitwise) {
-  const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
-                                            "--checkpoint.keep_last=10"};
-  train_at("whole", kTp2Dp2, each);
-  stop_after("whole", "rest", 3);
-  train_at("rest", kTp2Dp2, each);
-  EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
-}
+TEST_F(SeveralRanksGpu, ResumeIsBitwise) { expect_resume_is_bitwise(kTp2Dp2); }
 
 // Capacity that grows repeats steps; evaluation uses the model between steps.
 TEST_F(SeveralRanksGpu, StepsAreRepeatedAndEvaluated) {
@@ -180,26 +173,16 @@ TEST_F(SeveralRanksGpu, StepsAreRepeatedAndEvaluated) {
   }
 }
 
-TEST_F(SeveralRanksGpu, TheGuardStopsABadRun) {
-  const ProgramResult result =
-      run(model("bad", kDp2) + kOnGpu +
-          Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
-  EXPECT_EQ(result.code, kExitNumerical) << result.err;
-  EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
-  EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
-}
+TEST_F(SeveralRanksGpu, TheGuardStopsABadRun) { expect_bad_run_halts(kDp2); }
 
 TEST_F(SeveralRanksGpu, WhatIsNotThereIsRefused) {
-  const auto refused = [&](const Arguments& more, int code, const std::string& what) {
-    const ProgramResult result = run(model("refused", kDp2) + more);
-    EXPECT_EQ(result.code, code) << result.err;
-    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
-  };
-  refused({"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage, "parallel.gtp = 2: this version");
+  expect_refused(kDp2, {"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage,
+                 "parallel.gtp = 2: this version");
   if (gpu_status().count > 1) return;
-  refused({"--run.device=cuda"}, kExitDevice,
-          "run.ranks = 2 and run.device = \"cuda\": this host has 1 GPU; take at most 1 rank here, "
-          "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
+  expect_refused(
+      kDp2, {"--run.device=cuda"}, kExitDevice,
+      "run.ranks = 2 and run.device = \"cuda\": this host has 1 GPU; take at most 1 rank here, "
+      "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
 }
 
 // The data of one rank come after the deadline of the others. Where steps are enqueued one at a time

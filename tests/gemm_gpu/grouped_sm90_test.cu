@@ -91,7 +91,7 @@ class GroupedSm90Gpu : public GpuTest {
     Twin count, begin, source, a, b, w, out;
   };
 
-  // Of the tiles that there are for the case.
+  // The widths of the tiles that there are for the case.
   static std::vector<int> columns_of(const Case& c) {
     if (c.gathered == sm90::Gathered::kB) return {128};
     return {sm90::kTileColumns.begin(), sm90::kTileColumns.end()};

@@ -230,8 +230,8 @@ TEST(SlotMaps, KeepTheHiddenActivationAndMapsAlone) {
   }
 }
 
-// Of several ranks, each row that came is kept once, at most R T of them or as many as there are
-// slots; the rest is the same.
+// Several ranks keep each row that came once, at most R T of them or as many as there are slots; the
+// rest is the same.
 TEST(SlotMaps, KeepEachRowThatCameOnce) {
   MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
   config.layout = RowLayout::kRank;
