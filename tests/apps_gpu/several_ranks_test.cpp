@@ -2,11 +2,37 @@
 // CPU ranks, captured against eager, and across layouts.
 #include "tests/apps_gpu/late_data.h"
 #include "tests/apps_gpu/ranks_on_gpu.h"
+#include "tests/support/loaded_kernels.h"
 
 namespace moiety::app {
 namespace {
 
 class SeveralRanksGpu : public RanksOnGpu {};
+
+// The first test, since a kernel is loaded once in a process. A run's first step, in which every
+// operation that waits runs alone, and the capture of the second load all that steps launch.
+TEST_F(SeveralRanksGpu, AStepLoadsNoKernel) {
+  train_at("opens-the-gpu", kOne, kOnGpu + Arguments{"--train.steps=1"});
+  const testing::Kernels first = testing::find_kernels(0);
+  if (int64_t(first.loaded.size()) == first.all) GTEST_SKIP() << "CUDA loads kernels at its start";
+  const Ranks ep2{"ep2", 2, 1, 2};
+  for (const Ranks& r : {kDp2, kTp2, kTp2Dp2, ep2}) {
+    for (const Arguments& how : {kEager, kCaptured}) {
+      const std::string name = text("{}-{}", r.name, how == kEager ? "eager" : "captured");
+      const auto kernels_of = [&](int steps) {
+        train_at(text("{}-{}", name, steps), r,
+                 kOnGpu + how +
+                     Arguments{"--checkpoint.interval=0", "--precision.recipe=bf16",
+                               text("--train.steps={}", steps)});
+        return testing::find_kernels(0).loaded;
+      };
+      const auto settled = kernels_of(how == kEager ? 1 : 2);
+      for (const std::string& kernel : kernels_of(12)) {
+        EXPECT_TRUE(settled.contains(kernel)) << name << " loads " << kernel;
+      }
+    }
+  }
+}
 
 TEST_F(SeveralRanksGpu, TrainAsOne) {
   const Arguments gentle = kOnGpu + kLonger + kGentle;

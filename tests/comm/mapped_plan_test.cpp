@@ -127,6 +127,11 @@ class Machine {
       }
     } else {
       add(r, step.sum.to, step.sum.sources, step.sum.elements, shape);
+      const int64_t bytes = byte_size(shape.dtype, step.sum.elements);
+      for (std::byte* to : step.sum.also) {
+        touch(r, to, bytes, true);
+        std::memcpy(to, step.sum.to, size_t(bytes));
+      }
     }
   }
 
