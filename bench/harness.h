@@ -108,11 +108,12 @@ class Options {
 struct Timing {
   double ms = 0;      // the median
   double spread = 0;  // the middle half of the times, over the median
+  double least = 0;   // ms
 };
 inline Timing timing(std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());
   const double median = ms[ms.size() / 2];
-  return {median, (ms[ms.size() * 3 / 4] - ms[ms.size() / 4]) / median};
+  return {median, (ms[ms.size() * 3 / 4] - ms[ms.size() / 4]) / median, ms.front()};
 }
 
 // Wall time of one call.

@@ -117,6 +117,14 @@ inline Rates dense_rates(bool steady, const Stream& stream) {
   return rates;
 }
 
+// Bytes read and written in a copy of 1 GiB, in TB/s.
+inline double copy_rate(const Stream& stream) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const Tensor from(DType::kUInt8, {kBytes}, kGpu), to(DType::kUInt8, {kBytes}, kGpu);
+  const Burst burst = bursts([&] { copy(to, from, stream); }, false, stream);
+  return 2.0 * double(kBytes) / burst.from_rest.ms * 1e-9;
+}
+
 // A row's fields of the burst of a second.
 inline std::string steady_fields(const Burst& burst, double flop, const Rates& dense) {
   const double rate = tera(flop, burst.steady_ms);

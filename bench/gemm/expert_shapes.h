@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "bench/harness.h"
@@ -44,6 +45,47 @@ struct Choices {
   }
 };
 
+// How rows are spread over experts: as random choices have it, from 0.7 to 1.3 of the average, by
+// Zipf's law (none more than there are tokens), or all to one.
+inline const std::vector<std::string> kSpreads = {"random", "near", "zipf", "one"};
+
+// The rows of each expert, T * K in all.
+inline std::vector<int64_t> spread_rows(const ExpertShape& s, const std::string& spread) {
+  std::vector<double> weight(s.experts);
+  for (int64_t e = 0; e < s.experts; ++e) {
+    weight[e] = spread == "zipf" ? 1.0 / double(e + 1)
+                : spread == "one"
+                    ? double(e == 0)
+                    : 0.7 + 0.6 * double(e) / double(std::max<int64_t>(s.experts - 1, 1));
+  }
+  const int64_t most = spread == "one" ? s.rows() : s.tokens;
+  std::vector<int64_t> rows(s.experts);
+  double weights = std::accumulate(weight.begin(), weight.end(), 0.0);
+  int64_t left = s.rows();
+  for (int64_t e = 0; e < s.experts; ++e) {  // what one cannot take is shared by the others
+    rows[e] = e + 1 == s.experts
+                  ? left
+                  : std::min<int64_t>(most, std::llround(double(left) * weight[e] / weights));
+    left -= rows[e];
+    weights -= weight[e];
+  }
+  return rows;
+}
+
+// Expert after expert takes tokens in turn, so that each token has `topk` rows.
+inline Choices choose_spread(const ExpertShape& s, const std::string& spread) {
+  Choices out;
+  int64_t next = 0;
+  for (const int64_t rows : spread_rows(s, spread)) {
+    const auto first = static_cast<int64_t>(out.source.size());
+    for (int64_t i = 0; i < rows; ++i)
+      out.source.push_back(static_cast<int32_t>(next++ % s.tokens));
+    std::sort(out.source.begin() + first, out.source.end());
+    out.begin.push_back(static_cast<int64_t>(out.source.size()));
+  }
+  return out;
+}
+
 // Every token chooses `topk` experts at random.
 inline Choices choose(const ExpertShape& s) {
   std::vector<std::vector<int32_t>> tokens(s.experts);
@@ -67,11 +109,12 @@ inline Choices choose(const ExpertShape& s) {
 
 // The same in the memory of the stream's GPU.
 struct Routing {
-  Routing(const ExpertShape& s, const Stream& stream)
+  Routing(const ExpertShape& s, const Stream& stream, const std::string& spread = "random")
       : begin_E1(DType::kInt64, {s.experts + 1}, stream.device()),
         source_R(DType::kInt32, {s.rows()}, stream.device()),
         row_TK(DType::kInt32, {s.tokens, s.topk}, stream.device()) {
-    Choices c = choose(s);
+    Choices c = spread == "random" ? choose(s) : choose_spread(s, spread);
+    for (size_t e = 1; e < c.begin.size(); ++e) live_experts += c.begin[e] > c.begin[e - 1];
     groups.begin_E1 = begin_E1;
     groups.experts = s.experts;
     groups.capacity = s.rows();
@@ -84,6 +127,7 @@ struct Routing {
 
   Tensor begin_E1, source_R, row_TK;
   gemm::Groups groups;
+  int64_t live_experts = 0;  // that have rows
 };
 
 // A line for peers, who multiply the same rows.

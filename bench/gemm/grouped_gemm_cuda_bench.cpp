@@ -13,7 +13,8 @@ using gemm::GroupedOp;
 
 // Operands of one layer's experts.
 struct Experts {
-  Experts(const ExpertShape& shape, const Stream& stream) : s(shape), routing(shape, stream) {
+  Experts(const ExpertShape& shape, const std::string& spread, const Stream& stream)
+      : s(shape), routing(shape, stream, spread) {
     const int64_t rows = s.rows();
     x_TD = random_on_gpu(kHalf, {s.tokens, s.model}, stream);
     x_RD = random_on_gpu(kHalf, {rows, s.model}, stream);
@@ -77,8 +78,16 @@ std::vector<Product> products(const Experts& x, const TensorView& dw1, const Ten
   return out;
 }
 
-void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const Stream& stream) {
-  const Experts x(s, stream);
+struct Measured {
+  bool steady;
+  std::string spread;
+  Rates dense;
+  double copy;  // TB/s
+};
+
+void measure_shape(const ExpertShape& s, const std::string& name, const Measured& how,
+                   const Stream& stream) {
+  const Experts x(s, how.spread, stream);
   struct Gradient {
     DType dtype;
     float beta;
@@ -90,13 +99,19 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const 
         dw2(g.dtype, {s.experts, s.model, s.ffn}, kGpu);
     for (const Product& p : products(x, dw1, dw2, g.beta)) {
       if (g.dtype == DType::kFloat32 && p.args.op != GroupedOp::kWgrad) continue;
-      const Burst burst = bursts([&] { grouped_gemm(p.args, stream); }, steady, stream);
-      Row row{text("grouped_gemm.{}{}", p.name, g.name), s.name, tera(p.flop, burst.from_rest.ms),
+      const Burst burst = bursts([&] { grouped_gemm(p.args, stream); }, how.steady, stream);
+      Row row{text("grouped_gemm.{}{}", p.name, g.name), name, tera(p.flop, burst.from_rest.ms),
               "TFLOP/s", burst.from_rest};
       row.device = kGpu;
+      // The matrices of experts that have rows, once, beside a copy.
+      const double bytes =
+          double(x.routing.live_experts * byte_size(p.args.w.dtype(), s.ffn * s.model)) * p.flop /
+          (2.0 * double(s.rows()) * double(s.model * s.ffn));
       row.more =
-          text(R"("dense": {:.1f}, "share": {:.3f})", dense.from_rest, row.value / dense.from_rest);
-      if (steady) row.more += steady_fields(burst, p.flop, dense);
+          text(R"("dense": {:.1f}, "share": {:.3f}, "copy": {:.2f}, "weights_share": {:.3f})",
+               how.dense.from_rest, row.value / how.dense.from_rest, how.copy,
+               bytes / burst.from_rest.ms * 1e-9 / how.copy);
+      if (how.steady) row.more += steady_fields(burst, p.flop, how.dense);
       print(row);
     }
   }
@@ -105,7 +120,7 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, const 
 // What a call costs the host; 20 us are allowed.
 void measure_host(const Stream& stream) {
   for (const int64_t experts : {8, 128, 4096}) {
-    const Experts x({"host", 8, 64, 64, experts, 1}, stream);
+    const Experts x({"host", 8, 64, 64, experts, 1}, "random", stream);
     const Tensor dw1(kHalf, {experts, 2 * x.s.ffn, x.s.model}, kGpu),
         dw2(kHalf, {experts, x.s.model, x.s.ffn}, kGpu);
     for (const Product& p : products(x, dw1, dw2, 0)) {
@@ -119,13 +134,16 @@ void measure_host(const Stream& stream) {
 }
 
 void run(Options& options) {
-  std::string device = "cuda", shape;
+  std::string device = "cuda", shape, spread = "random";
+  int64_t tokens = 0;
   bool steady = false, list = false, host = false;
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
+  options.number("--tokens", tokens, "T in place of the shapes'");
+  options.choice("--spread", spread, kSpreads, "how rows are spread over experts");
   options.flag("--steady", steady, "also bursts of a second");
   options.flag("--host", host, "instead what a call costs the host");
-  options.flag("--list", list, "print the shapes and who chose whom, for peers");
+  options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;
   const auto for_shapes = [&](auto&& run_one) {
     for (const ExpertShape& s : kExpertShapes) {
@@ -137,7 +155,13 @@ void run(Options& options) {
   const Stream stream = Stream::on(kGpu);
   if (host) return measure_host(stream);
   const Rates dense = dense_rates(steady, stream);
-  for_shapes([&](const ExpertShape& s) { measure_shape(s, steady, dense, stream); });
+  const Measured how{steady, spread, dense, copy_rate(stream)};
+  for_shapes([&](ExpertShape s) {
+    std::string name = s.name;
+    if (tokens > 0) name += text(" t{}", s.tokens = tokens);
+    if (spread != "random") name += " " + spread;
+    measure_shape(s, name, how, stream);
+  });
 }
 
 }  // namespace

@@ -116,13 +116,6 @@ struct Mlp {
   Tensor workspace;
 };
 
-double copy_rate(const Stream& stream) {
-  constexpr int64_t kBytes = int64_t{1} << 30;
-  const Tensor from(DType::kUInt8, {kBytes}, kGpu), to(DType::kUInt8, {kBytes}, kGpu);
-  const Burst burst = bursts([&] { copy(to, from, stream); }, false, stream);
-  return 2.0 * double(kBytes) / burst.from_rest.ms * 1e-9;
-}
-
 void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double copy,
                    const Stream& stream) {
   const Experts x(s, stream);
@@ -166,7 +159,7 @@ void run(Options& options) {
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
   options.flag("--steady", steady, "also bursts of a second");
-  options.flag("--list", list, "print the shapes and who chose whom, for peers");
+  options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;
   const auto for_shapes = [&](auto&& run_one) {
     for (const ExpertShape& s : kExpertShapes) {

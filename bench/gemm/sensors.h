@@ -11,7 +11,7 @@ class Sensors {
     double mhz = 0, watts = 0;  // of the multiprocessors' clock now, and of the last second
   };
 
-  // Of the first GPU that the process sees.
+  // Opens those of the first GPU that the process sees.
   Sensors() {
     const SharedLibrary driver = SharedLibrary::open({"libcuda.so.1"});
     const SharedLibrary nvml = SharedLibrary::open({"libnvidia-ml.so.1"});

@@ -160,7 +160,7 @@ void run(bench::Options& options) {
       .choice("--layout", layout, {"auto", "expert", "rank"}, "moe.layout")
       .choice("--overlap", overlap, {"auto", "none", "wgrad", "shared"}, "ep.overlap")
       .choice("--dtype", dtype, {"bf16", "fp32"}, "of weights and activations")
-      .choice("--device", device, {"cpu", "cuda"}, "")
+      .choice("--device", device, {"cpu", "cuda"}, "where")
       .choice(
           "--model", model, {"demo", "qwen3", "small", "gptoss"},
           "the demo's; Qwen3-30B-A3B cut to 4 layers; 1 B parameters; GPT-OSS 20B cut to 2 layers")

@@ -208,7 +208,7 @@ class Rank {
     if (settings.parallel == "dp") return {.dp = ranks, .edp = ranks};
     return {.dp = ranks, .ep = ranks};
   }
-  // Of a rank; ranks of a tp group have the same ones.
+  // How many a rank has; ranks of a tp group have the same ones.
   static int64_t sequences_of(const Settings& settings, int ranks) {
     const int64_t all = settings.shape.sequences;
     if (settings.device.type == DeviceType::kCpu) return all / ranks;

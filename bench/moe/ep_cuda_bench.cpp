@@ -177,8 +177,8 @@ void run(Options& options) {
   options.choice("--device", device, {"cuda"}, "where")
       .number("--ranks", ranks, "threads with a GPU each, or that share what there is")
       .number("--repeat", several.repeat, "rounds of several ranks")
-      .number("--shape", several.shape, "of several ranks, from 1; 0: all")
-      .number("--comm-sms", several.comm_sms, "multiprocessors that push; 0: the default")
+      .number("--shape", several.shape, "of several ranks, from 1; without it all")
+      .number("--comm-sms", several.comm_sms, "multiprocessors that push; without it the default")
       .number("--chunk-rows", several.chunk_rows, "rows that are announced together");
   if (!options.parse()) return;
   require_device("ep_cuda_bench", kGpu);

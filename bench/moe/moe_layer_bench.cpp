@@ -1,8 +1,9 @@
 // A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
 // both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
 // weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
-// lies between forward and backward. On a GPU the step is a graph that is replayed; rows `.host` are
-// the time in which the host enqueues it, operation by operation.
+// lies between forward and backward. Gradients have memory from backward on, that of w1, which comes
+// last, from its product on: as where a framework makes them. On a GPU the step is a graph that is
+// replayed; rows `.host` are the time in which the host enqueues it, operation by operation.
 #include <cmath>
 #include <optional>
 
@@ -20,10 +21,16 @@ using namespace moe;
 
 constexpr ExpertShape kCpuShapes[] = {{"c8", 2048, 256, 512, 8, 2}, {"c32", 4096, 512, 256, 32, 4}};
 
+// Weight gradients: what they are, and whether they are added to what is there.
+struct Gradients {
+  DType dtype = kHalf;
+  bool added = false;
+};
+
 class Layer {
  public:
   Layer(const ExpertShape& shape, RowLayout layout, const std::optional<RowCopies>& copies,
-        DType gradients, comm::Communicator& world, const Stream& stream)
+        const Gradients& gradients, comm::Communicator& world, const Stream& stream)
       : s_(shape),
         stream_(stream),
         config_{.dtype = kHalf,
@@ -36,7 +43,8 @@ class Layer {
         group_(EpGroup::create(world, ExpertMap(static_cast<int>(s_.experts), 1),
                                moe_limits(config_, s_.tokens), {.device = stream.device()})),
         layer_(config_, group_),
-        arena_("layer", stream.device()) {
+        arena_("layer", stream.device()),
+        gradients_(gradients) {
     const auto random = [&](std::initializer_list<int64_t> sizes, float spread) {
       return random_on_gpu(kHalf, sizes, stream, spread);
     };
@@ -52,10 +60,6 @@ class Layer {
     w1_ = random({s_.experts, 2 * s_.ffn, s_.model}, 0.02f);
     w2_ = random({s_.experts, s_.model, s_.ffn}, 0.02f);
     out_ = empty(kHalf, {s_.tokens, s_.model});
-    dh_ = empty(kHalf, {s_.tokens, s_.model});
-    d_router_ = empty(gradients, {s_.experts, s_.model});
-    dw1_ = empty(gradients, {s_.experts, 2 * s_.ffn, s_.model});
-    dw2_ = empty(gradients, {s_.experts, s_.model, s_.ffn});
     count_ = empty(DType::kInt64, {1, s_.experts + 1});
     sum_ = empty(DType::kFloat64, {1, s_.experts + 1});
     scope_ = empty(DType::kInt64, {2});
@@ -81,6 +85,18 @@ class Layer {
 
   void step() {
     const ArenaScope all(arena_);
+    const auto make_dw1 = [&] {
+      return arena_.tensor(gradients_.dtype, {s_.experts, 2 * s_.ffn, s_.model});
+    };
+    const auto make_dw2 = [&] {
+      return arena_.tensor(gradients_.dtype, {s_.experts, s_.model, s_.ffn});
+    };
+    const gemm::GroupScalar beta{gradients_.added ? 1.0f : 0.0f, {}};
+    gemm::GradTarget w1{{}, beta}, w2{{}, beta};
+    // What is added to stays from step to step, since it is always at the same place.
+    if (gradients_.added) w1.grad = make_dw1();
+    if (gradients_.added) w2.grad = make_dw2();
+    const int64_t before = arena_.in_use();
     MoeSaved saved;
     const MoeWeights weights{.router_ED = router_,
                              .router_bias_E = {},
@@ -97,20 +113,31 @@ class Layer {
                     .stats = {count_, sum_},
                     .info = {}},
                    &saved, arena_, stream_);
-    kept_ = arena_.in_use();
+    kept_ = arena_.in_use() - before;
+    const TensorView dh = arena_.tensor(kHalf, {s_.tokens, s_.model}),
+                     d_router = arena_.tensor(gradients_.dtype, {s_.experts, s_.model});
+    if (!gradients_.added) w2.grad = make_dw2();
+    // In other layouts the product of the last gradient reads rows that backward makes.
+    const bool last = layer_.in_place() && !gradients_.added;
+    if (!last && !gradients_.added) w1.grad = make_dw1();
     layer_.backward({.weights = weights,
-                     .grads = {.router_ED = d_router_,
-                               .w1 = {dw1_.view()},
-                               .w2 = {dw2_.view()},
-                               .b1_LH = {},
-                               .b2_LD = {}},
+                     .grads = {.router_ED = d_router, .w1 = w1, .w2 = w2, .b1_LH = {}, .b2_LD = {}},
                      .h_TD = h_,
                      .dout_TD = dout_,
                      .addend = {},
                      .count = count_,
                      .scope = scope_,
-                     .dh_TD = dh_},
+                     .dh_TD = dh},
                     saved, arena_, stream_);
+    if (!last) return;
+    layer_.backward_weights({.weights = weights,
+                             .w1 = {make_dw1(), beta},
+                             .w2 = {},
+                             .rows = {},
+                             .gradient = {},
+                             .h_TD = h_,
+                             .dout_TD = dout_},
+                            saved, arena_, stream_);
   }
 
   void run(const std::string& name, const Rates& dense, bool steady) {
@@ -133,14 +160,18 @@ class Layer {
     row.more = text(R"("layout": "{}", "experts": "{}", "kept_mib": {:.0f}, "peak_mib": {:.0f})",
                     moe::name(layer_.layout()), layer_.path().describe(), double(kept_) / 0x1p20,
                     double(arena_.peak() + tensors_) / 0x1p20);
+    if (gradients_.dtype != kHalf || gradients_.added) {
+      row.more += text(R"(, "gradient": "{}{}")", moiety::name(gradients_.dtype),
+                       gradients_.added ? ", added" : "");
+    }
     if (gpu) {
-      row.more += text(R"(, "dense": {:.1f}, "share": {:.3f})", dense.from_rest,
-                       row.value / dense.from_rest);
+      row.more += text(R"(, "dense": {:.1f}, "share": {:.3f}, "least_ms": {:.3f})", dense.from_rest,
+                       row.value / dense.from_rest, burst.from_rest.least);
     }
     if (gpu && steady) row.more += steady_fields(burst, flop, dense);
     print(row);
     if (gpu) {
-      const Timing host = host_time([&] { step(); }, 4, stream_);
+      const Timing host = host_time([&] { step(); }, 16, stream_);
       Row eager{text("{}.host", name), s_.name, host.ms * 1e3, "us", host};
       eager.device = stream_.device();
       print(eager);
@@ -155,28 +186,31 @@ class Layer {
   EpGroup group_;
   MoeLayer layer_;
   Arena arena_;
+  Gradients gradients_;
   int64_t tensors_ = 0, kept_ = 0;  // bytes
-  Tensor h_, dout_, router_, w1_, w2_, out_, dh_, d_router_, dw1_, dw2_, count_, sum_, scope_;
+  Tensor h_, dout_, router_, w1_, w2_, out_, count_, sum_, scope_;
 };
 
 void run(Options& options) {
   std::string device = "cpu", shape, layout, gradient = "bf16", copied;
   int threads = core_count();
-  bool steady = false, skewed = false;
+  bool steady = false, skewed = false, added = false;
   std::vector<std::string> shapes = expert_shape_names();
   for (const ExpertShape& s : kCpuShapes) shapes.push_back(s.name);
   options.choice("--device", device, {"cpu", "cuda"}, "where")
       .choice("--shape", shape, shapes, "one alone; else all of the device")
       .choice("--layout", layout, {"expert", "rank"}, "one alone; else both")
       .word("--copies", copied,
-            "products that read copies: letters of f, g, w, or -; else a choice")
-      .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients, overwritten")
+            "products that read copies of rows, f forward, g gradients of rows, w those of "
+            "weights, such as fw, or -; without it what the layer chooses")
+      .choice("--gradient", gradient, {"bf16", "fp32"}, "type of weight gradients")
+      .flag("--added", added, "weight gradients are added to what is there, else overwritten")
       .number("--threads", threads, "of a CPU")
       .flag("--steady", steady, "on a GPU: also bursts of a second")
       .flag("--skewed", skewed, "also with half a normal number added to the logits of an expert");
   if (!options.parse()) return;
   const bool gpu = device == "cuda";
-  const DType gradients = gradient == "bf16" ? kHalf : DType::kFloat32;
+  const Gradients gradients{gradient == "bf16" ? kHalf : DType::kFloat32, added};
   std::optional<RowCopies> copies;
   if (!copied.empty()) {
     const auto has = [&](char c) { return copied.find(c) != std::string::npos; };

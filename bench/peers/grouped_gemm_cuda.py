@@ -97,7 +97,8 @@ class Experts:
             yield weights("fc1 wgrad gathered" + suffix, 2, self.h, t, finish)
 
 
-def rows_of(experts):
+def rows_of(spec):
+    experts = Experts(spec)
     for name, flop, peers in experts.products():
         for peer, call in peers.items():
             try:
@@ -110,7 +111,8 @@ def rows_of(experts):
                    "ms": round(ms, 4)}
 
 
-def main():
+def serve_shapes(rows_of):
+    """Serves rows_of(shape) for the shapes that our benchmark lists."""
     p = parser()
     p.add_argument("--device", choices=["cuda"], default="cuda")
     p.add_argument("--shape", help="one alone")
@@ -123,11 +125,11 @@ def main():
 
     def round_of_rows():
         for spec in specs:
-            yield from rows_of(Experts(spec))
+            yield from rows_of(spec)
             torch.cuda.empty_cache()
 
     serve(round_of_rows)
 
 
 if __name__ == "__main__":
-    main()
+    serve_shapes(rows_of)

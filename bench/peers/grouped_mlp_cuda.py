@@ -6,13 +6,10 @@ backward pass, gradients of rows, weights and probabilities. Rows lie in the ord
 as ours: 0.5 s of rest, 5 runs, the median of 20.
 """
 
-import json
-import subprocess
 import sys
 
 import torch
-from common import parser, serve
-from grouped_gemm_cuda import milliseconds
+from grouped_gemm_cuda import milliseconds, serve_shapes
 
 
 def experts(x, p, w1, w2, ends):
@@ -53,24 +50,5 @@ def rows_of(spec):
                        "ms": round(ms, 4)}
 
 
-def main():
-    p = parser()
-    p.add_argument("--device", choices=["cuda"], default="cuda")
-    p.add_argument("--shape", help="one alone")
-    a, _ = p.parse_known_args()
-    torch.set_default_device(a.device)
-    torch.manual_seed(1)
-    command = [a.bench, "--list", *(["--shape", a.shape] if a.shape else [])]
-    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    specs = [json.loads(line) for line in listing.splitlines()]
-
-    def round_of_rows():
-        for spec in specs:
-            yield from rows_of(spec)
-            torch.cuda.empty_cache()
-
-    serve(round_of_rows)
-
-
 if __name__ == "__main__":
-    main()
+    serve_shapes(rows_of)

@@ -21,7 +21,7 @@ def batch(maps, tokens, generator):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--check", action="store_true", help="fail unless the layer learns")
     wanted = parser.parse_args()

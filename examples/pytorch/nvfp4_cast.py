@@ -14,7 +14,7 @@ from moiety import quant
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if a bit is not as it must be")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     a = parser.parse_args()

@@ -13,7 +13,7 @@ import moiety.nn
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="fail unless the choice is repeated")
     wanted = parser.parse_args()
 

@@ -20,9 +20,9 @@ int64_t free_memory(int device);
 // A function of the driver as CUDA 12 has it, found through the run time, so that nothing links
 // libcuda; null if the driver has none. Only where CUDA is built.
 void* driver_function(const char* name);
-// Makes it the GPU to which this thread comes back from calls for others, unless the process has a
-// context on the one that it is now (0 at first): to come back to a GPU makes one there, which takes
-// some hundred MB of it. So a thread that works for one GPU says which.
+// Makes it the GPU to which this thread comes back from calls for others (CudaDeviceGuard), unless
+// the process has a context on the one that it is now (0 at first): to come back to a GPU makes one
+// there, which takes some hundred MB of it. So a thread that works for one GPU says which.
 void make_current(int device);
 
 // Zeroed GPU memory, aligned to 256 bytes. Error(kOutOfMemory) names `what`, the bytes and how much
@@ -44,6 +44,11 @@ void* create_stream(int device);
 void* create_lane(int device);
 void destroy_stream(int device, void* stream) noexcept;
 void synchronize_stream(int device, void* stream);
+// Gives the stream a byte to clear: what follows is not its first work in a while, which may be held
+// up as a new stream's is.
+void touch_stream(int device, void* stream);
+// Waits for all that this process has given the GPU to do.
+void synchronize_device(int device);
 
 void* create_event(int device, bool timed);
 void destroy_event(int device, void* event) noexcept;

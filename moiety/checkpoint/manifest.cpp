@@ -14,8 +14,8 @@ namespace moiety::checkpoint {
 namespace {
 
 constexpr int64_t kVersion = 1;
-// Of a checkpoint whose experts are not plain: a reader that does not know of it would take their
-// rows in a wrong order.
+// A checkpoint whose experts are not plain has this one: a reader that does not know of them would
+// take their rows in a wrong order.
 constexpr int64_t kVersionWithExperts = 2;
 constexpr int kDeepest = 16;
 constexpr int64_t kMostExperts = int64_t{1} << 16;  // of a module

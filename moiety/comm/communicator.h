@@ -121,7 +121,7 @@ class Communicator {
   // or one of them has failed; then throws the error.
   virtual void wait(const Event& event) { event.wait(); }
   // While `alone` is true each operation on a GPU's stream, on any of those communicators, runs by
-  // itself: the ranks of this one wait for what the stream has to do, meet on the host, enqueue it,
+  // itself: the ranks of this one wait for what their GPUs have to do, meet on the host, enqueue it,
   // and wait for it, so that no kernel waits on a GPU while a host allocates, frees or loads there,
   // which may wait for all kernels, or while the GPU does something for the first time.
   // All of them then enqueue the same number of operations, none in a capture. Not collective.

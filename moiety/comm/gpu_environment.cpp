@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "moiety/base/error.h"
-#include "moiety/base/log.h"
 
 namespace moiety::comm {
 namespace {
@@ -15,17 +14,14 @@ struct Wanted {
   const char* name;
   const char* value;
   bool (*enough)(std::string_view value);
-  bool needed;
   const char* why;
 };
 
 constexpr Wanted kWanted[] = {
-    {"CUDA_MODULE_LOADING", "EAGER", [](std::string_view value) { return value == "EAGER"; }, false,
-     "a kernel that is loaded late can hold up ranks that wait for each other"},
     {"CUDA_DEVICE_MAX_CONNECTIONS", "32",
-     [](std::string_view value) { return std::atoi(value.data()) >= kConnections; }, true,
+     [](std::string_view value) { return std::atoi(value.data()) >= kConnections; },
      "ranks on GPUs would wait for each other in the same queues"},
-    {"NCCL_NVLS_ENABLE", "0", [](std::string_view value) { return value == "0"; }, true,
+    {"NCCL_NVLS_ENABLE", "0", [](std::string_view value) { return value == "0"; },
      "NVLink multicast is never used here"},
 };
 
@@ -40,7 +36,7 @@ std::vector<GpuVariable> gpu_variables() {
   std::vector<GpuVariable> out;
   for (const Wanted& w : kWanted) {
     const char* value = std::getenv(w.name);
-    out.push_back({w.name, w.value, value ? value : "", value && w.enough(value), w.needed, w.why});
+    out.push_back({w.name, w.value, value ? value : "", value && w.enough(value), w.why});
   }
   return out;
 }
@@ -48,12 +44,9 @@ std::vector<GpuVariable> gpu_variables() {
 void check_gpu_environment() {
   for (const GpuVariable& v : gpu_variables()) {
     if (v.enough) continue;
-    const std::string what =
-        text("{} is {}: {}: {}", v.name, v.value.empty() ? "not set" : v.value, v.why,
-             v.value.empty() ? text("set it to {}", v.wanted)
-                             : text("unset it, or set it to {}", v.wanted));
-    if (v.needed) throw UsageError(what);
-    log(LogLevel::kWarning, "{}", what);
+    throw UsageError("{} is {}: {}: {}", v.name, v.value.empty() ? "not set" : v.value, v.why,
+                     v.value.empty() ? text("set it to {}", v.wanted)
+                                     : text("unset it, or set it to {}", v.wanted));
   }
 }
 

@@ -2,13 +2,16 @@
 //
 // Note [Environment of ranks on GPUs]
 //
-//   CUDA_MODULE_LOADING=EAGER         The first launch of a kernel loads it, which waits for the
-//                                     GPU, on which another rank may wait for that launch. Without
-//                                     it communicators load their own kernels, and no others.
 //   CUDA_DEVICE_MAX_CONNECTIONS=32    Streams share queues of the GPU, 8 by default; in one queue a
 //                                     waiting kernel holds up the one that it waits for. Fewer than
 //                                     32 stand still until the deadline.
 //   NCCL_NVLS_ENABLE=0                NVLink multicast is not used, by nobody.
+//
+// CUDA_MODULE_LOADING is left alone. By CUDA's default a kernel is loaded when it is first launched,
+// which may wait for the GPU, on which another rank may wait for that launch. So communicators and
+// groups of experts load their kernels when they are made, and whoever launches others for the first
+// time lets operations run alone meanwhile (Communicator::run_alone). EAGER loads all kernels of all
+// libraries before anything else, for seconds.
 #pragma once
 
 #include <string>
@@ -25,13 +28,11 @@ struct GpuVariable {
   std::string name, wanted;
   std::string value;    // empty: it is not set
   bool enough = false;  // the value does; what is not set does not
-  bool needed = false;  // without it ranks can stand still, or do what is never done
   std::string why;      // for a value that is not enough
 };
 std::vector<GpuVariable> gpu_variables();
 
-// For ranks on GPUs: throws Error(kUsage) naming a variable whose value is not enough and that is
-// needed; warns of others.
+// For ranks on GPUs: throws Error(kUsage) naming a variable whose value is not enough.
 void check_gpu_environment();
 
 }  // namespace moiety::comm

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "moiety/base/error.h"
+#include "moiety/base/gpu_runtime.h"
 #include "moiety/comm/lane.h"
 
 namespace moiety::comm {
@@ -114,12 +115,18 @@ void enqueue(Communicator& comm, const Stream& stream, const std::function<void(
     }
   }
   if (!alone) return operation();
-  // What the stream has yet to do, and may do for the first time, does not begin behind a peer's wait
-  // for it.
+  // Behind a peer's wait nothing may have to begin that the GPU has not begun: neither what streams
+  // have yet to do, nor the first work of this one in a while.
+  const bool on_gpu = stream.device().type == DeviceType::kCuda;
   Event mark;
+  if (on_gpu) gpu::touch_stream(stream.device().index, stream.cuda_stream());
   mark.record(stream);
   comm.wait(mark);
   alone->barrier();
+  if (on_gpu) {
+    gpu::synchronize_device(stream.device().index);
+    alone->barrier();
+  }
   operation();
   mark.record(stream);
   comm.wait(mark);

@@ -126,7 +126,7 @@ class ValidationSet {
   std::string name(int source) const { return source_->name(source); }
   // Bytes of text of a source's samples: bits per byte = sum of losses / (ln 2 * bytes).
   double source_bytes(int source) const { return parts_[source].bytes; }
-  // Of all samples together.
+  // The same of all samples together.
   double source_bytes() const;
 
  private:

@@ -77,7 +77,7 @@ struct EncodedBlock {
   std::vector<uint8_t> targets;  // of conversations: which of the ids are targets
   std::vector<Document> documents;
   uint64_t bytes = 0;  // bytes of input
-  int64_t bad = 0;     // documents skipped because of bad JSON or UTF-8
+  int64_t bad = 0;     // documents skipped because of bad JSON or UTF-8, or without an answer
   int64_t empty = 0;   // documents without text, left out
 };
 

@@ -20,7 +20,7 @@ class Spill {
   Spill& operator=(const Spill&) = delete;
 
   void append(const void* data, size_t bytes);
-  // Of all bytes so far.
+  // The checksum of all bytes so far.
   uint32_t crc32c() const;
   // Hands over all bytes, part by part.
   void read(const std::function<void(const void*, size_t)>& take);

@@ -116,7 +116,7 @@ void GroupedLinear::weight_gradient(const Job& job, Arena* arena, const Stream& 
   QuantizedLinear linear = *quantized_;
   linear.gradient_bits = job.gradient_bits;
   linear.columns = job.columns;
-  // Of x the width alone counts, which the weight has too.
+  // Nothing but the width of x counts, which the weight has too.
   const TensorView x(nullptr, DType::kBFloat16, {job.groups.capacity, linear.weight.columns()},
                      job.dy.data.device());
   quantized_grouped_weight_gradient(linear, job.groups, job.dy, {x}, into.grad, into.beta,

@@ -98,9 +98,8 @@ WeightSource::WeightSource(const Folder& folder, const model::Config& config,
 void WeightSource::match(Form form) {
   Differences differences;
   std::set<std::string> expected;
-  std::map<DType, int64_t> amounts;
   for (const FolderTensor& t : folder_tensors(config_, folder_.description().family, form)) {
-    const bool first = expected.insert(t.name).second;
+    expected.insert(t.name);
     const auto at = folder_.tensors().find(t.name);
     if (at == folder_.tensors().end()) {
       differences.add("missing", t.name);
@@ -114,7 +113,6 @@ void WeightSource::match(Form form) {
       differences.add("of another shape", text("{} {} (needed {})", t.name, shape_text(entry.shape),
                                                shape_text(t.shape)));
     } else {
-      if (first) amounts[*entry.type->dtype] += elements(entry);
       targets_.at(t.model_tensor).parts.push_back({t.box, at->second});
     }
   }
@@ -124,11 +122,6 @@ void WeightSource::match(Form form) {
   }
   differences.check(folder_.path());
   keys_ = static_cast<int64_t>(expected.size());
-  int64_t most = 0;
-  for (const auto& [type, n] : amounts) {
-    if (n > most) stored_dtype_ = type;
-    most = std::max(most, n);
-  }
 }
 
 void WeightSource::check_tied_head() const {

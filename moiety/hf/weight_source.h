@@ -29,8 +29,6 @@ class WeightSource {
 
   const std::vector<ModelTensor>& tensors() const { return tensors_; }
   int64_t keys() const { return keys_; }  // tensors of the folder that are used
-  // The type in which the folder keeps most elements.
-  DType stored_dtype() const { return stored_dtype_; }
 
   // Fills out, float32 row-major, with the elements of `box` of a tensor. Any threads may read at
   // once. Throws CheckpointError naming key and element for a value that is not finite, IoError for
@@ -61,7 +59,6 @@ class WeightSource {
   std::vector<ModelTensor> tensors_;
   std::map<std::string, Target> targets_;
   int64_t keys_ = 0;
-  DType stored_dtype_ = DType::kBFloat16;
 };
 
 }  // namespace moiety::hf

@@ -451,8 +451,6 @@ void MoeBlock::end_backward(const Pass& pass, BackwardPass& p) const {
 void MoeBlock::experts_backward(const Pass& pass, BackwardPass& p) const {
   const Backward& a = p.args;
   const moe::MoeSaved& saved = p.saved->experts;
-  const int64_t capacity = saved.plan.capacity;
-  moe::MoeGradientRows gradient = p.gradient;
   const moe::MoeRows rows = expert_rows(pass, saved, a.delayed);
   gemm::GroupScalar bias_beta;
   const auto bias_gradient = [&](optim::Parameter* bias) {
@@ -462,11 +460,6 @@ void MoeBlock::experts_backward(const Pass& pass, BackwardPass& p) const {
   };
   p.b1_grad = bias_gradient(b1_);
   p.b2_grad = bias_gradient(b2_);
-  // In place no gradient has come, so its memory is only needed now.
-  if (needs_.fc2 && !gradient.inner_CF.defined()) {
-    gradient.inner_CF = pass.tensor({capacity, d_ffn_});
-  }
-  if (!gradient.dx_CD.defined()) gradient.dx_CD = pass.tensor({capacity, d_model_});
   p.gradients = open_gradients(pass, at_once(a.delayed));
   layer_.backward_experts(
       {.weights = read_weights(pass, gtp::Phase::kBwd, pairs(a.x_TD)),
@@ -485,7 +478,7 @@ void MoeBlock::experts_backward(const Pass& pass, BackwardPass& p) const {
        .dh_TD = p.dh_TD,
        .probe = pass.probe,
        .rows = rows,
-       .gradient = gradient,
+       .gradient = p.gradient,
        .exchange = pass.exchange},
       saved, p.experts, pass.arena, pass.stream);
 }

@@ -43,7 +43,7 @@ MOIETY_HD inline RowTotal total_of(const LossRows& c, int64_t n) {
   }
   return out;
 }
-// By which the exponentials of this slice, exp(logit - own maximum), are multiplied for the gradient.
+// The factor of this slice's exponentials, exp(logit - own maximum), in the gradient.
 MOIETY_HD inline float gradient_factor(const LossRows& c, int64_t n, const RowTotal& t, float lse,
                                        float z_coef) {
   return (1 + 2 * z_coef * lse) * (1 / t.sum) * exp_nonpositive(c.own[n] - t.max);

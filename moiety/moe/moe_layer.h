@@ -85,8 +85,9 @@ struct MoeRows {
   TensorView hidden_CH;  // FC1's output; backward overwrites it with its gradient
 };
 
-// The gradients of those rows, made by backward. Weight gradients read dy and `inner`, and from
-// MoeRows rows and hidden; dx is free again when backward returns.
+// The gradients of those rows, made by backward; what is absent and wanted is a temporary of its
+// own. Weight gradients read dy and `inner`, and from MoeRows rows and hidden; dx is free again when
+// backward returns.
 struct MoeGradientRows {
   TensorView dy_CD;     // gradient of the experts' outputs, in kRank [M or more, D]; absent: of out
   TensorView inner_CF;  // FC2's input; absent if nobody wants the gradient of w2
@@ -324,8 +325,13 @@ class MoeLayer {
   void copy_rows(const EpPlan& plan, TensorView h_TD, TensorView rows_CD, Stream stream) const;
   void copy_gradient(const EpPlan& plan, TensorView dout_TD, TensorView rows_CD,
                      Stream stream) const;
-  // B1, B2 and, if its result is defined, B4; in kRank G2 with them, if it reads the same copy.
-  // Returns whether it did. `dx_CD` is where B4 writes, workspace before.
+  // In place: dx and, unless it is there or nobody wants it, FC2's input, which on a GPU lies in dx's
+  // memory where it may.
+  void make_gradients_in_place(const Experts& experts, int64_t capacity, bool wants_w2,
+                               MoeGradientRows& gradient, Arena& arena) const;
+  // B1, B2 and, if its result is defined, B4; in kRank G2 before it, if that reads the copy that B1
+  // reads, or what lies in dx's memory. Returns whether it did. `dx_CD` is where B4 writes, workspace
+  // before.
   bool data_gradients(const Experts& experts, const MoeRows& rows, const EpPlan& plan,
                       TensorView h_TD, TensorView dx_CD, gemm::MlpGradients gradients,
                       const gemm::GradTarget& w2, Arena& arena, Stream stream) const;

@@ -23,7 +23,10 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
 
 RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden) {
   if (path != gemm::MlpPath::kSm90 && path != gemm::MlpPath::kSm90Fused) return {};
-  return {.forward = hidden > 2048, .gradient = ffn > 2048, .weight_gradient = hidden > 2048};
+  // Who computes activations beside products waits for these, and not for rows.
+  const bool apart = path == gemm::MlpPath::kSm90;
+  return {
+      .forward = apart && hidden > 2048, .gradient = ffn > 2048, .weight_gradient = hidden > 2048};
 }
 
 bool keeps_columns(const QuantSpec& format, int64_t capacity, int64_t model, int64_t experts,

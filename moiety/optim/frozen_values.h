@@ -15,7 +15,7 @@ namespace moiety::optim {
 
 class FrozenValues {
  public:
-  // Of `elements` elements, zero at first; `storage` is float32 or bfloat16.
+  // Makes `elements` values, zero at first; `storage` is float32 or bfloat16.
   FrozenValues(int64_t elements, DType storage, Device device);
 
   // Float32 [elements] on the host: the values of `weights`, or what was written there since it is

@@ -95,7 +95,7 @@ void DistributedOptimizer::check_owners() const {
   }
 }
 
-// Of each bucket: of the bytes that its domain shares, and of those that all holders share.
+// Two sums for each bucket: of the bytes that its domain shares, and of those that all holders share.
 std::vector<uint64_t> DistributedOptimizer::copy_checksums() {
   std::vector<uint64_t> sums(2 * buckets_.size());
   const TensorView there = checksums_;

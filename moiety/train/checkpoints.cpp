@@ -7,6 +7,7 @@
 #include "moiety/base/log.h"
 #include "moiety/checkpoint/manifest.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/hf/folder.h"
 #include "moiety/model/parameters.h"
 
 namespace moiety::train {
@@ -95,6 +96,10 @@ std::string find_checkpoint(const std::string& path) {
   const fs::path inner = fs::path(path) / "checkpoints";
   const std::string directory = type_of(inner) == fs::file_type::directory ? inner.string() : path;
   const auto newest = checkpoint::find_newest_complete(directory);
+  if (!newest && hf::is_folder(path)) {
+    throw CheckpointError("{}: a Hugging Face folder, which `moiety import` makes a checkpoint of",
+                          path);
+  }
   if (!newest) throw CheckpointError("{}: holds no complete checkpoint", path);
   return *newest;
 }

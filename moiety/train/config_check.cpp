@@ -95,7 +95,8 @@ void check_training(const TrainConfig& c, const Grid& grid) {
           "moe.capacity_factor = {}: 0 (automatic), -1 (worst case) or a positive number", factor);
   require(!c.run.dir.empty(), "run.dir = \"\": a run needs a directory");
   require(c.train.steps == 0 || c.train.tokens == 0,
-          "train.steps = {} and train.tokens = {}: one of them", c.train.steps, c.train.tokens);
+          "train.steps = {} and train.tokens = {} exclude each other: one of them is 0",
+          c.train.steps, c.train.tokens);
   const int64_t slice = c.train.micro_batch * data_ranks(grid);
   require(c.train.global_batch % slice == 0,
           "train.global_batch = {}: must be a multiple of train.micro_batch x data ranks = {} x {}",

@@ -107,7 +107,7 @@ int64_t link_bytes(const TrainConfig& o, const Grid& grid, const PassSizes& s) {
   return bytes;
 }
 
-// Of the group in which ranks exchange experts.
+// What the group takes in which ranks exchange experts.
 int64_t exchange_bytes(const TrainConfig& o, const Grid& grid, const moe::EpLimits& limits,
                        Device device) {
   moe::EpOptions options{.device = device};

@@ -16,7 +16,7 @@ StepRecord Trainer::record_of(const FinishedStep& done, int64_t dropped) const {
   r.tokens = trained_tokens_;
   r.loss = report.losses[0] / targets;
   r.aux = report.losses[1] / targets;
-  // Of "hf" there is one loss over all layers, of the others one of each layer.
+  // "hf" is one loss over all layers, the others are one of each layer.
   const bool each = config().model.router.aux != moe::AuxLoss::kHf;
   r.aux_of_layer = r.aux / double(each ? std::max<int64_t>(config().model.moe_layers(), 1) : 1);
   r.z = report.losses[2] / targets;

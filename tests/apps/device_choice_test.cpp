@@ -56,15 +56,25 @@ TEST(DeviceChoice, AutoSaysWhyAGpuIsLeftAlone) {
   EXPECT_EQ(choose_device(refused, kTwo, 9).note, "parallel.ep = 2: no: computing on the CPU");
   DeviceWish hosts = with_ranks(kAuto, 8);
   hosts.here = 2;
-  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kCpu);
-  EXPECT_EQ(
-      choose_device(hosts, kTwo, 9).note,
-      "8 ranks are on several hosts, on GPUs only with run.device = \"cuda\": computing on the "
-      "CPU");
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).device, kGpu);
+  EXPECT_EQ(choose_device(hosts, kTwo, 9).gpus, 2);
   hosts.no_nccl = "it is gone";
   EXPECT_EQ(choose_device(hosts, kTwo, 9).note,
             "8 ranks are on several hosts, between which NCCL carries what they send: it is gone: "
             "computing on the CPU");
+}
+
+TEST(DeviceChoice, AutoTakesGpusWhereAllRanksDo) {
+  const DeviceChoice gpu{.device = kGpu, .gpus = 2}, cpu{.device = kCpu, .note = "mine"};
+  const std::vector<std::string> all(3), some{"", "", "no GPU: computing on the CPU"};
+  EXPECT_EQ(common_choice(gpu, all).device, kGpu);
+  EXPECT_EQ(common_choice(gpu, all).gpus, 2);
+  EXPECT_EQ(common_choice(gpu, some).device, kCpu);
+  EXPECT_EQ(common_choice(gpu, some).note, "rank 2: no GPU: computing on the CPU");
+  EXPECT_EQ(common_choice(cpu, some).note, "mine");
+  DeviceWish apart = with_ranks(kAuto, 4);
+  apart.apart = true;
+  EXPECT_EQ(choose_device(apart, {.count = 1, .text = "one"}, 9).device, kGpu);
 }
 
 // The exit code and the text of a choice.

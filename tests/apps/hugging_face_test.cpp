@@ -102,6 +102,9 @@ TEST_F(HuggingFace, WhatWasExportedComesBack) {
     return run({"generate", path, "--tokens=8", "--prompt=a"}).out;
   };
   EXPECT_EQ(words(dir_ / "c"), words(dir_ / "r"));
+  // Who takes the folder itself for a checkpoint is told what it is.
+  expect(refused({"generate", dir_ / "hf"}, kExitCheckpoint), "a Hugging Face folder");
+  expect(refused({"info", dir_ / "hf"}, kExitData), "a Hugging Face folder");
 }
 
 TEST_F(HuggingFace, FoldersOfTransformers) {

@@ -70,6 +70,9 @@ TEST(Info, OfATokenFile) {
   ASSERT_EQ(part["content"].size(), 1u);
   EXPECT_EQ(part["content"][0]["text"], "second \xef\xbf\xbd");
   EXPECT_EQ(part["content"][0]["tokens"], 10);
+  const ProgramResult beyond = run({"info", path, "--from=2"});
+  EXPECT_EQ(beyond.code, kExitUsage);
+  EXPECT_EQ(beyond.last_line(), "moiety: --from 2: " + path + " has 2 documents");
 }
 
 TEST(Info, OfALossMask) {

@@ -39,6 +39,15 @@ TEST(PrepareCommand, ArgumentsAndSummary) {
             (dir / "chat.tok") +
                 ": 1 document, 22 tokens (18.2 % are targets), 2 bytes of text in them\n");
 
+  // An input may follow the keys.
+  const std::string lines = dir.write("l", R"({"title": "t", "body": "b"})");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(prepare_command({"--quiet", "--format", "jsonl", "--out", dir / "keys", "--text-key",
+                             "title,body", lines}),
+            0);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            (dir / "keys.tok") + ": 1 document, 4 tokens, 3 bytes of text\n");
+
   for (const Texts& bad : std::vector<Texts>{{},
                                              {in},
                                              {"--out", "x"},

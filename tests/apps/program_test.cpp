@@ -55,7 +55,9 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
   const Arguments base = tiny(dir / "run");
   const BadCommand cases[] = {
       {{"trian"}, kExitUsage, "unknown command 'trian'"},
-      {base + Arguments{"--nonsense"}, kExitUsage, "The following argument was not expected"},
+      {base + Arguments{"--nonsense", "3"}, kExitUsage, "--nonsense 3: not expected"},
+      {base + Arguments{"--train.steps", "3"}, kExitUsage,
+       "--train.steps 3: a key and its value are one word, --train.steps=3"},
       {base + Arguments{"--moe.exprets=4"}, kExitUsage,
        "--moe.exprets=4: unknown key 'moe.exprets'; did you mean 'moe.experts'?"},
       {base + Arguments{"--moe.experts=0"}, kExitUsage, "--moe.experts=0: moe.experts = 0: must"},
@@ -111,7 +113,7 @@ TEST(Program, BadInputIsOneMessageAndAnExitCode) {
        kExitUsage,
        "--log-level loud: must be one of debug | info | warning | error"},
       {{"train", "--ranks=1", "--ranks=2"}, kExitUsage, "--ranks: is given 2 times"},
-      {{"plan", "--gtp", "--from=5", "--to=3"}, kExitUsage, "--from 5 and --to 3: the end is not"},
+      {{"plan", "--gtp", "--from=5", "--to=3"}, kExitUsage, "--from 5 and --to 3: the end must be"},
       {{"plan", "--gtp", "--from=nan"}, kExitUsage, "--from nan: must be a number"},
       {{"plan", "--gtp", "--precision.recipe=bf16", "--train.global_batch=1048576"},
        kExitUsage,

@@ -136,15 +136,17 @@ class TwoHosts(unittest.TestCase):
         self.check(ep=2, parallel__tp=2, parallel__gtp=2)
 
     def check_gpus(self, **more):
-        """Two ranks, each with a GPU on a host of its own, against two that map each other's memory."""
+        """Two ranks, each with a GPU on a host of its own, which they take by themselves, against two that
+        map each other's memory."""
         for host, gpu in zip("12", gpus()):
             with open(f"{self.dir}/gpu{host}", "w") as f:
                 f.write(gpu)
 
         def arguments(name, **which):
-            return runs.tiny(f"{self.dir}/{name}", ranks=2, steps=8, run__device="cuda", **more, **which)
+            return runs.tiny(f"{self.dir}/{name}", ranks=2, steps=8, **more, **which)
 
-        code, run = runs.train(arguments("one", comm__transport="mapped"), ranks=2, own=True)
+        code, run = runs.train(arguments("one", comm__transport="mapped", run__device="cuda"), ranks=2,
+                               own=True)
         self.assertEqual(code, 0, run.tail())
         code, said = self.hosts.mpirun(2, arguments("two"))
         self.assertEqual(code, 0, said)

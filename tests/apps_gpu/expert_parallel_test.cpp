@@ -278,32 +278,16 @@ TEST_F(ExpertParallelGpu, StepsGoOnBehindManyCheckpoints) {
   }
 }
 
-TEST_F(ExpertParallelGpu, ResumeIsBitwise) {
-  const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
-                                            "--checkpoint.keep_last=10"};
-  train_at("whole", kEp2Dp2, each);
-  stop_after("whole", "rest", 3);
-  train_at("rest", kEp2Dp2, each);
-  EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
-}
+TEST_F(ExpertParallelGpu, ResumeIsBitwise) { expect_resume_is_bitwise(kEp2Dp2); }
 
-TEST_F(ExpertParallelGpu, TheGuardStopsABadRun) {
-  const ProgramResult result =
-      run(model("bad", kEp2) + kOnGpu +
-          Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
-  EXPECT_EQ(result.code, kExitNumerical) << result.err;
-  EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
-}
+TEST_F(ExpertParallelGpu, TheGuardStopsABadRun) { expect_bad_run_halts(kEp2); }
 
 TEST_F(ExpertParallelGpu, WhatIsNotThereIsRefused) {
-  const auto refused = [&](const Arguments& more, const std::string& what) {
-    const ProgramResult result = run(model("refused", kEp2) + kOnGpu + more);
-    EXPECT_EQ(result.code, kExitUsage) << result.err;
-    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
-  };
-  refused({"--ep.overlap=micro_batch", "--train.micro_batch=3"},
-          "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone");
-  refused({"--parallel.ep=1", "--parallel.egtp=2"}, "parallel.egtp = 2: this version");
+  expect_refused(kEp2, kOnGpu + Arguments{"--ep.overlap=micro_batch", "--train.micro_batch=3"},
+                 kExitUsage,
+                 "ep.overlap = \"micro_batch\": micro-batches take turns on CPU ranks alone");
+  expect_refused(kEp2, kOnGpu + Arguments{"--parallel.ep=1", "--parallel.egtp=2"}, kExitUsage,
+                 "parallel.egtp = 2: this version");
 }
 
 TEST_F(ExpertParallelGpu, ALatePeerIsNamed) {

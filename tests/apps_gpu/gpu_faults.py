@@ -234,7 +234,7 @@ def used_memory():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("program")
     parser.add_argument("--long", type=int, default=0)
     a, rest = parser.parse_known_args()

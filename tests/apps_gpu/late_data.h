@@ -10,6 +10,7 @@
 #include "moiety/train/train.h"
 #include "tests/support/error_of.h"
 #include "tests/support/gpu_test.h"
+#include "tests/train/tiny_config.h"
 
 namespace moiety::app {
 
@@ -38,23 +39,11 @@ class LateSource final : public data::SampleSource {
 // Trains with a deadline of 2 s and data that come after 8 s, in a run in `directory`; returns the
 // error that ends it. Then trains another run, with data in time.
 inline std::string error_of_late_data(const std::string& directory, int64_t ep) {
-  train::TrainConfig c;
-  c.run.dir = directory + "/late";
-  c.run.ranks = 2;
+  train::TrainConfig c = train::tiny_config(directory + "/late", 2);
   c.parallel.ep = ep;
-  c.model.vocab = 264;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
-  c.model.d_ffn = 32;
-  c.model.router.experts = 4;
-  c.data.seq_len = 16;
   c.data.shuffle = false;
   c.train.steps = 12;
-  c.train.micro_batch = 4;
-  c.train.global_batch = 8;
   c.checkpoint.interval = 0;
-  c.log.peak_tflops = 1;
   c.train.cuda_graph = false;
   train::TrainingPlan plan = train::make_plan(c, {DeviceType::kCuda, 0});
   const auto train_with = [&](std::shared_ptr<const data::SampleSource> source) {

@@ -77,6 +77,30 @@ class RanksOnGpu : public GpuTest {
     EXPECT_EQ(all, digests(checkpoint_path(at(named("eager")), 20)));
     EXPECT_EQ(all, digests(checkpoint_path(at(named("again")), 20)));
   }
+  // A run that goes on from its third step has the state of one that never stopped.
+  void expect_resume_is_bitwise(const Ranks& r) const {
+    const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
+                                              "--checkpoint.keep_last=10"};
+    train_at("whole", r, each);
+    stop_after("whole", "rest", 3);
+    train_at("rest", r, each);
+    EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
+  }
+  // A rate that breaks the weights ends the run after as many skipped steps as it allows.
+  void expect_bad_run_halts(const Ranks& r) const {
+    const ProgramResult result =
+        run(model("bad", r) + kOnGpu +
+            Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
+    EXPECT_EQ(result.code, kExitNumerical) << result.err;
+    EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
+    EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
+  }
+  void expect_refused(const Ranks& r, const Arguments& more, int code,
+                      const std::string& what) const {
+    const ProgramResult result = run(model("refused", r) + more);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+  }
   TemporaryDirectory dir;
 };
 

@@ -2,11 +2,37 @@
 // CPU ranks, captured against eager, and across layouts.
 #include "tests/apps_gpu/late_data.h"
 #include "tests/apps_gpu/ranks_on_gpu.h"
+#include "tests/support/loaded_kernels.h"
 
 namespace moiety::app {
 namespace {
 
 class SeveralRanksGpu : public RanksOnGpu {};
+
+// The first test, since a kernel is loaded once in a process. A run's first step, in which every
+// operation that waits runs alone, and the capture of the second load all that steps launch.
+TEST_F(SeveralRanksGpu, AStepLoadsNoKernel) {
+  train_at("opens-the-gpu", kOne, kOnGpu + Arguments{"--train.steps=1"});
+  const testing::Kernels first = testing::find_kernels(0);
+  if (int64_t(first.loaded.size()) == first.all) GTEST_SKIP() << "CUDA loads kernels at its start";
+  const Ranks ep2{"ep2", 2, 1, 2};
+  for (const Ranks& r : {kDp2, kTp2, kTp2Dp2, ep2}) {
+    for (const Arguments& how : {kEager, kCaptured}) {
+      const std::string name = text("{}-{}", r.name, how == kEager ? "eager" : "captured");
+      const auto kernels_of = [&](int steps) {
+        train_at(text("{}-{}", name, steps), r,
+                 kOnGpu + how +
+                     Arguments{"--checkpoint.interval=0", "--precision.recipe=bf16",
+                               text("--train.steps={}", steps)});
+        return testing::find_kernels(0).loaded;
+      };
+      const auto settled = kernels_of(how == kEager ? 1 : 2);
+      for (const std::string& kernel : kernels_of(12)) {
+        EXPECT_TRUE(settled.contains(kernel)) << name << " loads " << kernel;
+      }
+    }
+  }
+}
 
 TEST_F(SeveralRanksGpu, TrainAsOne) {
   const Arguments gentle = kOnGpu + kLonger + kGentle;
@@ -114,14 +140,7 @@ TEST_F(SeveralRanksGpu, CheckpointsMoveBetweenLayoutsAndDevices) {
   expect_near(at("cpu-to-gpu"), at("from-cpu"), 1e-4);
 }
 
-TEST_F(SeveralRanksGpu, ResumeIsBitwise) {
-  const Arguments each = kOnGpu + Arguments{"--precision.recipe=bf16", "--checkpoint.interval=3",
-                                            "--checkpoint.keep_last=10"};
-  train_at("whole", kTp2Dp2, each);
-  stop_after("whole", "rest", 3);
-  train_at("rest", kTp2Dp2, each);
-  EXPECT_EQ(digests(checkpoint_path(at("rest"), 6)), digests(checkpoint_path(at("whole"), 6)));
-}
+TEST_F(SeveralRanksGpu, ResumeIsBitwise) { expect_resume_is_bitwise(kTp2Dp2); }
 
 // Capacity that grows repeats steps; evaluation uses the model between steps.
 TEST_F(SeveralRanksGpu, StepsAreRepeatedAndEvaluated) {
@@ -154,26 +173,16 @@ TEST_F(SeveralRanksGpu, StepsAreRepeatedAndEvaluated) {
   }
 }
 
-TEST_F(SeveralRanksGpu, TheGuardStopsABadRun) {
-  const ProgramResult result =
-      run(model("bad", kDp2) + kOnGpu +
-          Arguments{"--optim.lr=1e30", "--optim.warmup_steps=0", "--train.steps=20"});
-  EXPECT_EQ(result.code, kExitNumerical) << result.err;
-  EXPECT_EQ(events(at("bad"), "halt").size(), 1u);
-  EXPECT_EQ(events(at("bad"), "skip").size(), 3u);
-}
+TEST_F(SeveralRanksGpu, TheGuardStopsABadRun) { expect_bad_run_halts(kDp2); }
 
 TEST_F(SeveralRanksGpu, WhatIsNotThereIsRefused) {
-  const auto refused = [&](const Arguments& more, int code, const std::string& what) {
-    const ProgramResult result = run(model("refused", kDp2) + more);
-    EXPECT_EQ(result.code, code) << result.err;
-    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
-  };
-  refused({"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage, "parallel.gtp = 2: this version");
+  expect_refused(kDp2, {"--run.device=cuda", "--parallel.gtp=2"}, kExitUsage,
+                 "parallel.gtp = 2: this version");
   if (gpu_status().count > 1) return;
-  refused({"--run.device=cuda"}, kExitDevice,
-          "run.ranks = 2 and run.device = \"cuda\": this host has 1 GPU; take at most 1 rank here, "
-          "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
+  expect_refused(
+      kDp2, {"--run.device=cuda"}, kExitDevice,
+      "run.ranks = 2 and run.device = \"cuda\": this host has 1 GPU; take at most 1 rank here, "
+      "let ranks share GPUs (--run.share_gpus), or take CPUs (--run.device=cpu)");
 }
 
 // The data of one rank come after the deadline of the others. Where steps are enqueued one at a time

@@ -1,4 +1,4 @@
-#include "moiety/base/launch.cuh"
+#include "moiety/base/launch_large.cuh"
 #include "moiety/base/math.h"
 #include "tests/base_gpu/kernels.h"
 
@@ -21,7 +21,7 @@ __global__ void spin_kernel(int64_t cycles) {
   }
 }
 
-__global__ void mark_blocks_kernel(int32_t* x, int64_t shared_bytes) {
+__device__ void mark_block(int32_t* x, int64_t shared_bytes) {
   extern __shared__ char shared[];
   if (shared_bytes > 0) {
     // The last byte is there.
@@ -31,6 +31,14 @@ __global__ void mark_blocks_kernel(int32_t* x, int64_t shared_bytes) {
   } else {
     x[blockIdx.x] += 1;
   }
+}
+
+__global__ void mark_blocks_kernel(int32_t* x, int64_t shared_bytes) {
+  mark_block(x, shared_bytes);
+}
+
+__global__ void mark_blocks_again_kernel(int32_t* x, int64_t shared_bytes) {
+  mark_block(x, shared_bytes);
 }
 
 __global__ void count_wrong_reciprocals_kernel(int32_t* wrong, uint32_t last) {
@@ -65,6 +73,12 @@ void mark_blocks(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stre
   launch("mark_blocks", mark_blocks_kernel,
          {.blocks = blocks, .threads = 1, .shared_bytes = shared_bytes}, stream, x.data<int32_t>(),
          shared_bytes);
+}
+
+void mark_blocks_again(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stream) {
+  launch_large("mark_blocks", mark_blocks_again_kernel,
+               {.blocks = blocks, .threads = 1, .shared_bytes = shared_bytes}, stream,
+               x.data<int32_t>(), shared_bytes);
 }
 
 int64_t resident_mark_blocks(int64_t shared_bytes, const Stream& stream) {

@@ -275,6 +275,23 @@ TEST_F(Runtime, BlocksPastSixteenBitsAndMuchSharedMemory) {
   EXPECT_EQ(resident_mark_blocks(shared, stream), gpu_properties(0).multiprocessors);
 }
 
+// More than before must be asked for; less leaves what is allowed.
+TEST_F(Runtime, SharedMemoryThatIsAllowedOnceStaysAllowed) {
+  constexpr int64_t kBlocks = 10;
+  Tensor x(DType::kInt32, {kBlocks}, kGpu);
+  const int64_t most = gpu_properties(0).shared_block;
+  int32_t launches = 0;
+  for (const int64_t shared : {int64_t{0}, most / 2, int64_t{1024}, most, most / 2, most}) {
+    mark_blocks_again(x, kBlocks, shared, stream);
+    ++launches;
+  }
+  mark_blocks_again(x, 0, most, stream);  // nothing to do
+  EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(kBlocks, launches));
+  EXPECT_EQ(kind_of([&] { mark_blocks_again(x, 1, most + 1024, stream); }), ErrorKind::kCuda);
+  mark_blocks_again(x, kBlocks, most, stream);
+  EXPECT_EQ(words_of(x, stream), std::vector<int32_t>(kBlocks, launches + 1));
+}
+
 TEST_F(Runtime, CpuOperationsDoNotRunOnAGpuStream) {
   std::string text;
   EXPECT_EQ(kind_of([&] { stream.run([] {}); }, &text), ErrorKind::kInvalidArgument);

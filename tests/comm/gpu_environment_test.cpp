@@ -11,11 +11,9 @@ namespace moiety::comm {
 namespace {
 
 TEST(GpuEnvironment, IsSetWhereTheCallersIsNot) {
-  ::unsetenv("CUDA_MODULE_LOADING");
   ::unsetenv("NCCL_NVLS_ENABLE");
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 1);
   prepare_gpu_environment();
-  EXPECT_STREQ(std::getenv("CUDA_MODULE_LOADING"), "EAGER");
   EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "16");
   EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
 }
@@ -28,7 +26,6 @@ TEST(GpuEnvironment, SaysByNameWhatIsNotEnough) {
     }
     return false;
   };
-  EXPECT_FALSE(enough("CUDA_MODULE_LOADING", "LAZY"));
   EXPECT_FALSE(enough("CUDA_DEVICE_MAX_CONNECTIONS", nullptr));
   EXPECT_FALSE(enough("CUDA_DEVICE_MAX_CONNECTIONS", "1"));
   EXPECT_TRUE(enough("NCCL_NVLS_ENABLE", "0"));
@@ -36,12 +33,11 @@ TEST(GpuEnvironment, SaysByNameWhatIsNotEnough) {
             "CUDA_DEVICE_MAX_CONNECTIONS is 1: ranks on GPUs would wait for each other in the same "
             "queues: unset it, or set it to 32");
   EXPECT_TRUE(enough("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
-  check_gpu_environment();  // warns of lazy loading
+  check_gpu_environment();
   EXPECT_FALSE(enough("NCCL_NVLS_ENABLE", "1"));
   EXPECT_EQ(error_of([] { check_gpu_environment(); }, ErrorKind::kUsage),
             "NCCL_NVLS_ENABLE is 1: NVLink multicast is never used here: unset it, or set it to 0");
   EXPECT_TRUE(enough("NCCL_NVLS_ENABLE", "0"));
-  EXPECT_TRUE(enough("CUDA_MODULE_LOADING", "EAGER"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -46,10 +47,11 @@ struct World {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Id, std::shared_ptr<Shared>> groups;
+  std::deque<Part> parts;  // all that there ever were: a thread that was given up may still use one
   int ids = 0;
-  int async_error = 0;
-  bool broken = false;  // all sends fail
-  bool cut = false;     // what is received ends without data, as where NCCL was aborted
+  std::atomic<int> async_error = 0;
+  std::atomic<bool> broken = false;  // all sends fail
+  bool cut = false;  // what is received ends without data, as where NCCL was aborted
 };
 inline World& world() {
   static auto& it = *new World;
@@ -140,7 +142,7 @@ inline int join(const Id& id, int ranks, int rank, int /*device*/, void** group)
   auto& shared = world().groups[id];
   if (!shared) shared = std::make_shared<Shared>();
   shared->ranks = ranks;
-  auto* part = new Part{shared, rank, ""};
+  auto* part = &world().parts.emplace_back(Part{shared, rank, ""});
   ++part->shared->joined;
   world().changed.notify_all();
   world().changed.wait_for(lock, std::chrono::seconds(10),
@@ -166,7 +168,7 @@ inline int split(void* parent, int color, int key, int /*device*/, void** group)
     if (!made) made = std::make_shared<Shared>();
     made->ranks = made->joined = int(order.size());
     const auto own = std::find(order.begin(), order.end(), std::tuple(key, part.rank));
-    *group = new Part{made, int(own - order.begin()), ""};
+    *group = &world().parts.emplace_back(Part{made, int(own - order.begin()), ""});
   }
   if (++shared.taken == shared.ranks) {  // ready for the next one
     shared.choices.clear();
@@ -213,7 +215,6 @@ inline Functions functions() {
   f.destroy = [](void* group) -> int {
     const std::lock_guard lock(world().mutex);
     ++part_of(group).shared->ended;
-    delete &part_of(group);
     return kFine;
   };
   f.abort = [](void* group) -> int {

@@ -311,6 +311,20 @@ TEST_F(CommGpu, ARankFarAheadDoesNotHoldUpItsPeer) {
   });
 }
 
+// Sums that take many rounds of all blocks, and several chunks of the staging; operands that can be
+// streamed in packs, and such as end within one.
+TEST_F(CommGpu, SumsOfManyElements) {
+  for (const bool shared : {false, true}) {
+    run_gpu_ranks(3, Seconds(20), shared, {.staging_bytes = 1 << 20}, [](Communicator& comm) {
+      for (const int64_t n : {400000, 400003}) {
+        conformance::check_reductions<float, GpuPlace>(comm, n);
+        conformance::check_reductions<bf16, GpuPlace>(comm, n);
+        conformance::check_reductions<int64_t, GpuPlace>(comm, n);
+      }
+    });
+  }
+}
+
 // A captured step is replayed with changing inputs; each replay has the bits of the same operations
 // without a graph.
 TEST_F(CommGpu, GraphsGiveWhatEagerOperationsGive) {

@@ -145,8 +145,8 @@ TEST(PackedSamples, Rows) {
   EXPECT_EQ(row(batch->target_BS, 2), (Row{17, none, none, none, none, none, none, none}));
   EXPECT_EQ(row(batch->routed_BS, 2), (Row{1, 1, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(loader.next(), nullptr);
-  // Of 15 targets the first token of a document is none here: 8 of the first sample, 4 of the
-  // second.
+  // The first tokens of documents are no targets here, which leaves 8 of 15 in the first sample and
+  // 4 in the second.
   EXPECT_DOUBLE_EQ(ValidationSet(source, 1, {.pack = Pack::kDocuments}).source_bytes(),
                    14 * 8 / 15.0);
   EXPECT_DOUBLE_EQ(ValidationSet(source, 2, {.pack = Pack::kDocuments}).source_bytes(),

@@ -128,6 +128,22 @@ TEST(GroupedSm90, FusesWhatIsStoredAsItIsMultiplied) {
             "a has strides of 514 bytes, not of a multiple of 16");
 }
 
+TEST(GroupedSm90, BlocksWorkInPairsWhereRowsLieInOrder) {
+  static const int32_t source = 0;
+  const auto chosen = [](int64_t n, const int32_t* gathered, int64_t sm_limit) {
+    TileGemm g = product(GemmOp::kNN);
+    g.n = n;
+    g.a.source = gathered;
+    g.sm_limit = sm_limit;
+    return sm90::choose_fused(g);
+  };
+  EXPECT_EQ(chosen(768, nullptr, 0), (FusedKernel{192, true}));
+  EXPECT_EQ(chosen(2880, nullptr, 0), (FusedKernel{192, true}));
+  EXPECT_EQ(chosen(256, nullptr, 0), (FusedKernel{128, false}));
+  EXPECT_EQ(chosen(768, &source, 0), (FusedKernel{192, false}));
+  EXPECT_EQ(chosen(768, nullptr, 1), (FusedKernel{192, false}));
+}
+
 TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {
   const auto columns = [](int64_t n) {
     TileGemm g = product(GemmOp::kTN);

@@ -91,7 +91,7 @@ class GroupedSm90Gpu : public GpuTest {
     Twin count, begin, source, a, b, w, out;
   };
 
-  // Of the tiles that there are for the case.
+  // The widths of the tiles that there are for the case.
   static std::vector<int> columns_of(const Case& c) {
     if (c.gathered == sm90::Gathered::kB) return {128};
     return {sm90::kTileColumns.begin(), sm90::kTileColumns.end()};
@@ -130,6 +130,19 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
       ASSERT_EQ(difference(run(p, c, 0, false, 7), first), "") << "7 multiprocessors";
       ASSERT_EQ(difference(run(p, c, 0), first), "") << "again";
     }
+  }
+}
+
+// The last step of a reduction has fewer products where all groups take one tile after the other, and
+// zeros where they take turns: a sum of zeros has the same sign in both.
+TEST_F(GroupedSm90Gpu, SumsOfZerosHaveEqualBits) {
+  for (const Case& c : cases()) {
+    if (c.op != GroupedOp::kWgrad || c.gathered != sm90::Gathered::kNone) continue;
+    const Problem p(c, 136, 520, false, stream);
+    fill(p.a.host, 0);
+    fill(p.b.host, -1);
+    for (const Twin* x : {&p.a, &p.b}) x->upload(stream);
+    ASSERT_EQ(difference(run(p, c, 192, true), run(p, c, 192)), "");
   }
 }
 

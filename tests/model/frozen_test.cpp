@@ -267,7 +267,7 @@ TEST(Frozen, LayersBeforeTheFirstTrainedOneKeepNothing) {
     });
     return bytes;
   };
-  // Of a layer that is passed, the counts of its routing.
+  // A layer that is passed keeps the counts of its routing.
   const int64_t counts = 2 * 8 * (c.router.experts + 1) + 16 * 8;
   const int64_t three = kept(3, {"embed*", "layers.0.*"});
   EXPECT_LT(three, kept(3, {}));

@@ -31,6 +31,7 @@ struct StepOptions {
   const gemm::Recipe* recipe = nullptr;
   std::optional<RowCopies> copies = {};
   size_t ranks = 0;  // which of layouts()
+  bool own = false;  // the layer has its own rows of gradients
 };
 
 // A step of the layer as the model runs it, forward and two backward passes that add up.
@@ -66,8 +67,11 @@ void step_of(Problem p, RowLayout layout, const StepOptions& o, Stored& result) 
       }
       const gemm::GroupScalar beta{static_cast<float>(pass), {}};
       const gemm::GradTarget w1{r.dw1.view(), beta}, w2{r.dw2.view(), beta};
-      const MoeGradientRows gradient = r.layer.make_gradient_rows(capacity, r.arena);
-      r.layer.receive_gradient(r.saved, r.dout, gradient, nullptr, {});
+      MoeGradientRows gradient;
+      if (!o.own) {
+        gradient = r.layer.make_gradient_rows(capacity, r.arena);
+        r.layer.receive_gradient(r.saved, r.dout, gradient, nullptr, {});
+      }
       const TensorView none;
       r.layer.backward({.weights = weights,
                         .grads = {.router_ED = r.d_router,
@@ -127,6 +131,8 @@ TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
                           options.recompute, options.delay));
         expect_same_bits(p, options);
       }
+      expect_same_bits(p, {.own = true});
+      expect_same_bits(p, {.recompute = true, .copies = RowCopies{true, true, true}, .own = true});
       // Products that read copies for themselves, as Hopper's may.
       for (const RowCopies& copies : {RowCopies{true, false, false}, RowCopies{false, true, false},
                                       RowCopies{false, false, true}, RowCopies{true, true, true}}) {
@@ -146,6 +152,28 @@ TEST(SlotMaps, RowsReadThroughMapsGiveTheBitsOfCopies) {
       expect_same_bits(p, {});
     }
   }
+}
+
+// From forward to backward: the hidden activation, the maps and the routing; h is the caller's.
+TEST(SlotMaps, ALayerKeepsItsHiddenActivationAndMaps) {
+  MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
+  config.layout = RowLayout::kRank;
+  const Problem p = make_problem(config, 24);
+  on_ranks(p, layouts()[0], [&](Rank& r) {
+    const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t capacity = r.ample(), tokens = r.h.view().size(0), topk = config.router.top_k,
+                  pairs = tokens * topk;
+    ASSERT_EQ(capacity, pairs);
+    PrepareArgs args;
+    args.idx_TK = TensorView(nullptr, DType::kInt32, {tokens, topk});
+    args.capacity = capacity;
+    const int64_t routing = aligned(plan_bytes(r.group.map(), r.group.limits(), args)) +
+                            aligned(tokens * config.router.experts * 4) + aligned(pairs * 4);
+    const int64_t before = r.arena.in_use();
+    r.forward(capacity);
+    EXPECT_EQ(r.arena.in_use() - before,
+              routing + 2 * aligned(pairs * 4) + aligned(4 * pairs * config.ffn));
+  });
 }
 
 // A rank without tokens among others, masked tokens, drops, and every order of sums.
@@ -230,8 +258,8 @@ TEST(SlotMaps, KeepTheHiddenActivationAndMapsAlone) {
   }
 }
 
-// Of several ranks, each row that came is kept once, at most R T of them or as many as there are
-// slots; the rest is the same.
+// Several ranks keep each row that came once, at most R T of them or as many as there are slots; the
+// rest is the same.
 TEST(SlotMaps, KeepEachRowThatCameOnce) {
   MoeConfig config = small_config(DType::kBFloat16, Reduction::kRank);
   config.layout = RowLayout::kRank;
@@ -270,9 +298,11 @@ TEST(RowLayout, IsAPureChoice) {
     EXPECT_FALSE(none.forward || none.gradient || none.weight_gradient);
   }
   const RowCopies few = choose_row_copies(gemm::MlpPath::kSm90, 256, 512),
-                  many = choose_row_copies(gemm::MlpPath::kSm90, 2056, 4112);
+                  many = choose_row_copies(gemm::MlpPath::kSm90, 2056, 4112),
+                  fused = choose_row_copies(gemm::MlpPath::kSm90Fused, 2056, 4112);
   EXPECT_FALSE(few.forward || few.gradient || few.weight_gradient);
   EXPECT_TRUE(many.forward && many.gradient && many.weight_gradient);
+  EXPECT_TRUE(!fused.forward && fused.gradient && fused.weight_gradient);
 }
 
 TEST(SlotMaps, AreThePlansInverse) {

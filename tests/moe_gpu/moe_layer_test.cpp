@@ -35,6 +35,8 @@ struct Options {
   std::optional<QuantSpec> dispatch = {};
   const gemm::Recipe* recipe = nullptr;
   std::optional<gemm::MlpPath> path = {};
+  bool own = false;  // the layer has its own rows of gradients
+  std::optional<RowCopies> copies = {};
 };
 
 class LayerOnGpu : public GpuTest {
@@ -61,7 +63,8 @@ class LayerOnGpu : public GpuTest {
                              .path = o.path,
                              .overflow = OverflowPolicy::kDrop,
                              .alignment = 8,
-                             .layout = layout};
+                             .layout = layout,
+                             .copies = o.copies};
       EpGroup group = EpGroup::create(world, ExpertMap(static_cast<int>(s.experts), 1),
                                       moe_limits(config, s.tokens), {.device = kGpu});
       MoeLayer layer(config, group);
@@ -125,8 +128,13 @@ class LayerOnGpu : public GpuTest {
         }
         const gemm::GroupScalar scalar{beta, {}};
         const gemm::GradTarget to_w1{dw1.view(), scalar}, to_w2{dw2.view(), scalar}, none;
-        const MoeGradientRows gradient = layer.make_gradient_rows(capacity, arena);
-        layer.receive_gradient(saved, dout, gradient, nullptr, stream);
+        MoeGradientRows gradient;
+        if (!o.own) {
+          gradient = layer.make_gradient_rows(capacity, arena);
+          layer.receive_gradient(saved, dout, gradient, nullptr, stream);
+        } else if (o.delay) {
+          gradient.inner_CF = arena.tensor(dtype, {capacity, s.ffn});
+        }
         layer.backward({.weights = weights,
                         .grads = {.router_ED = d_router,
                                   .router_beta = beta,
@@ -215,6 +223,26 @@ TEST_F(LayerOnGpu, RowsSummedBesideTheRouterHaveTheBitsOfSums) {
     const auto eager = steps(s, DType::kBFloat16, RowLayout::kRank, {.addend = false}),
                replayed = steps(s, DType::kBFloat16, RowLayout::kRank, {.addend = false}, true);
     for (const auto& [what, bytes] : eager) EXPECT_TRUE(replayed.at(what) == bytes) << what;
+  }
+}
+
+// Then FC2's input lies where the gradient of rows will, and FC2's weight gradient comes first.
+TEST_F(LayerOnGpu, RowsOfGradientsOfItsOwnGiveTheSameBits) {
+  for (const Sizes& s : kSizes) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      const auto given = steps(s, dtype, RowLayout::kRank, {.addend = false});
+      for (const Options& o : std::initializer_list<Options>{
+               {.addend = false, .own = true},
+               {.recompute = true, .addend = false, .own = true},
+               {.delay = true, .addend = false, .own = true},
+               {.addend = false, .own = true, .copies = RowCopies{true, false, true}},
+               {.addend = false, .own = true, .copies = RowCopies{true, true, true}}}) {
+        const auto own = steps(s, dtype, RowLayout::kRank, o, !o.recompute);
+        for (const auto& [what, bytes] : given) {
+          EXPECT_TRUE(own.at(what) == bytes) << s.name << ", " << name(dtype) << ": " << what;
+        }
+      }
+    }
   }
 }
 

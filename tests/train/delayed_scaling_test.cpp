@@ -18,6 +18,7 @@
 #include "moiety/train/rank_model.h"
 #include "moiety/train/train.h"
 #include "tests/data/data_helpers.h"
+#include "tests/train/tiny_config.h"
 
 namespace moiety::train {
 namespace {
@@ -33,24 +34,11 @@ class Losses final : public Observer {
 };
 
 TrainConfig delayed(const std::string& directory, int64_t ranks = 1) {
-  TrainConfig c;
-  c.run.dir = directory;
-  c.run.ranks = ranks;
+  TrainConfig c = tiny_config(directory, ranks);
   c.model.vocab = 272;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
   c.model.kv_heads = 4;
-  c.model.d_ffn = 32;
-  c.model.router.experts = 4;
-  c.data.seq_len = 16;
   c.train.steps = 8;
-  c.train.micro_batch = 8 / ranks;
-  c.train.global_batch = 8;
-  c.optim.lr = 0.01;
-  c.optim.warmup_steps = 3;
   c.checkpoint = {.interval = 1, .keep_last = 20};
-  c.log.peak_tflops = 1;
   c.precision.recipe = Recipe::kFp8Tensor;
   c.precision.scaling = Scaling::kDelayed;
   c.precision.amax_history = 4;

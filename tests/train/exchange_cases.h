@@ -10,6 +10,7 @@
 #include "moiety/data/sample_source.h"
 #include "moiety/train/train.h"
 #include "tests/support/pairwise.h"
+#include "tests/train/tiny_config.h"
 
 namespace moiety::train {
 
@@ -47,27 +48,16 @@ inline std::vector<ExchangeCase> exchange_cases() {
 // capacity is short at first, so steps are made again, with more rows.
 inline TrainConfig exchange_config(const std::string& directory, int ranks,
                                    moe::Reduction combine) {
-  TrainConfig c;
-  c.run.dir = directory;
-  c.run.ranks = ranks;
-  c.model.vocab = 264;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
-  c.model.d_ffn = 32;
+  TrainConfig c = tiny_config(directory, ranks);
   c.model.shared_d_ffn = 16;
   c.model.shared_gate = true;
   c.model.router.experts = 12;  // which 2, 3 and 4 ranks share
   c.model.combine = combine;
   c.parallel.ep = ranks;
-  c.data.seq_len = 16;
   c.train.steps = 4;
   c.train.micro_batch = 2;
   c.train.global_batch = 4 * ranks;
   c.eval = {.every = 2, .samples = 4};
-  c.optim.lr = 0.01;
-  c.optim.warmup_steps = 3;
-  c.log.peak_tflops = 1;
   return c;
 }
 

@@ -11,6 +11,7 @@
 #include "moiety/train/checkpoints.h"
 #include "moiety/train/train.h"
 #include "tests/data/data_helpers.h"
+#include "tests/train/tiny_config.h"
 
 namespace moiety::train {
 namespace {
@@ -45,19 +46,11 @@ class Recorder final : public Observer {
 
 // Gradient descent of rate 1, which hides no scale.
 TrainConfig descent(const std::string& directory) {
-  TrainConfig c;
-  c.run.dir = directory;
-  c.model.vocab = 264;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
+  TrainConfig c = tiny_config(directory);
   c.model.kv_heads = 4;
-  c.model.d_ffn = 32;
   c.model.shared_d_ffn = 16;
-  c.model.router.experts = 4;
   c.model.router.z_coef = 1e-3f;
   c.model.aux_scope = model::AuxScope::kGlobal;
-  c.data.seq_len = 16;
   c.data.pack = data::Pack::kDocuments;
   c.train = {.steps = 6,
              .tokens = 0,
@@ -75,7 +68,6 @@ TrainConfig descent(const std::string& directory) {
              .weight_decay = 0};
   c.precision.recipe = Recipe::kFp32;
   c.checkpoint.interval = 0;
-  c.log.peak_tflops = 1;
   return c;
 }
 

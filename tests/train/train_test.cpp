@@ -16,6 +16,7 @@
 #include "moiety/train/checkpoints.h"
 #include "tests/data/data_helpers.h"
 #include "tests/support/error_of.h"
+#include "tests/train/tiny_config.h"
 
 namespace moiety::train {
 namespace {
@@ -50,23 +51,9 @@ class Recorder final : public Observer {
 };
 
 TrainConfig tiny(const std::string& directory, int64_t ranks = 1) {
-  TrainConfig c;
-  c.run.dir = directory;
-  c.run.ranks = ranks;
-  c.model.vocab = 264;
-  c.model.d_model = 32;
-  c.model.layers = 2;
-  c.model.heads = 4;
-  c.model.d_ffn = 32;
-  c.model.router.experts = 4;
+  TrainConfig c = tiny_config(directory, ranks);
   c.parallel.ep = ranks;
-  c.data.seq_len = 16;
   c.train.steps = 6;
-  c.train.micro_batch = 8 / ranks;
-  c.train.global_batch = 8;
-  c.optim.lr = 0.01;
-  c.optim.warmup_steps = 3;
-  c.log.peak_tflops = 1;
   return c;
 }
 

@@ -136,7 +136,7 @@ def picture(begin, end, events, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--step", default="take_stands", help="in the name of a kernel that ends steps")
     parser.add_argument("--svg", help="a picture of the first GPU's step")
     parser.add_argument("--keep", help="the records, for --read")

@@ -72,6 +72,11 @@ CLI::Option* add_number_of(CLI::App& app, const char* option, T& value, const Ru
 
 // What an error of the command line's parser says, in words of our own where its are of no help.
 std::string parse_error_text(const CLI::App& app, const CLI::ParseError& e) {
+  if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
+    std::string words;
+    for (const std::string& word : app.remaining()) words += (words.empty() ? "" : " ") + word;
+    return text("{}: not expected", printable(words));
+  }
   for (const CLI::Option* option : app.get_options()) {
     const auto most = static_cast<size_t>(option->get_items_expected_max());
     if (most > 0 && option->results().size() > most) {
@@ -90,6 +95,12 @@ std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
     const std::string name = s.substr(0, s.find('='));
     return name.starts_with("--") && name.find('.') != std::string::npos;
   };
+  for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+    const std::string &key = arguments[i], &next = arguments[i + 1];
+    if (!is_override(key) || key.find('=') != std::string::npos || next.starts_with('-')) continue;
+    throw UsageError("{0} {1}: a key and its value are one word, {0}={1}", printable(key),
+                     printable(next));
+  }
   const auto rest = std::stable_partition(arguments.begin(), arguments.end(),
                                           [&](const std::string& s) { return !is_override(s); });
   overrides.assign(rest, arguments.end());

@@ -152,7 +152,7 @@ void add_state(const std::string& path, const checkpoint::Manifest& m, bool tens
              text("{} steps of {} x {} tokens: {}; {}", m.run.step, c.train.global_batch,
                   c.data.seq_len, amount_text(double(m.run.tokens)), name(c.precision.recipe)));
   sheet.line("layout", layout);
-  sheet.line("data", paths_text(info.options));
+  if (const std::string data = paths_text(info.options); !data.empty()) sheet.line("data", data);
   add_tokenizer(info.options.data.tokenizer, sheet);
   sheet.json.add("step", m.run.step)
       .add("tokens", m.run.tokens)

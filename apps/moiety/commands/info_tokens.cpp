@@ -122,6 +122,10 @@ InfoSheet token_file_info(const std::string& path, const ShownDocuments& shown) 
         "{}: made with another tokenizer: its SHA-256 is {}, that of --tokenizer {} is {}", path,
         data::hex(h.tokenizer), shown.tokenizer, data::hex(tokenizer.identity()));
   }
+  if (shown.from > 0 && uint64_t(shown.from) >= h.documents) {
+    throw UsageError("--from {}: {} has {}", shown.from, path,
+                     counted(int64_t(h.documents), "document"));
+  }
   InfoSheet sheet;
   add_header(*file, is_known ? tokenizer.name() : data::hex(h.tokenizer), sheet);
   std::vector<std::string> list;

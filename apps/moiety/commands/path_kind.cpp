@@ -7,6 +7,7 @@
 #include "moiety/base/error.h"
 #include "moiety/checkpoint/file_system.h"
 #include "moiety/checkpoint/retention.h"
+#include "moiety/hf/folder.h"
 
 namespace moiety::app {
 namespace fs = std::filesystem;
@@ -29,6 +30,9 @@ PathKind kind_of_path(const std::string& path) {
         return name == "checkpoints" || name == "metrics.jsonl" || checkpoint::step_of(name);
       })) {
     return PathKind::kRun;
+  }
+  if (hf::is_folder(path)) {
+    throw DataError("{}: a Hugging Face folder, which `moiety import` makes a checkpoint of", path);
   }
   throw DataError("{}: neither a run, a checkpoint nor a quantized tensor", path);
 }

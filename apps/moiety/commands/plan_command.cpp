@@ -138,7 +138,7 @@ int plan_command(const std::vector<std::string>& given) {
   if (!parse_command_line(app, arguments)) return kExitDone;
   if (!a.gtp) throw UsageError("--gtp is missing: it is what this version of Moiety can plan");
   if (a.end_ms > 0 && a.end_ms <= a.begin_ms) {
-    throw UsageError("--from {} and --to {}: the end is not behind the begin", a.begin_ms,
+    throw UsageError("--from {} and --to {}: the end must be behind the beginning", a.begin_ms,
                      a.end_ms);
   }
   if (!a.ranks.empty()) overrides.insert(overrides.begin(), "--run.ranks=" + a.ranks);

@@ -86,7 +86,8 @@ void print(const data::PrepareSummary& summary) {
 
 void warn(const data::PrepareSummary& summary) {
   if (summary.bad > 0) {
-    log(LogLevel::kWarning, "prepare: {} left out: bad JSON or UTF-8",
+    log(LogLevel::kWarning,
+        "prepare: {} left out: bad JSON or UTF-8, or a conversation without an answer",
         counted(summary.bad, "document"));
   }
   if (summary.repeated > 0) {
@@ -120,6 +121,7 @@ int prepare_command(const std::vector<std::string>& arguments) {
   app.add_option("--text-key", options.rules.text_keys,
                  "key of the text in a JSONL object; of several, the texts stand below each other")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->capture_default_str();
   bool chat = false;
   auto chat_template = data::ChatTemplate::kChatml;
@@ -136,15 +138,17 @@ int prepare_command(const std::vector<std::string>& arguments) {
   CLI::Option* const from_option = add_choice<data::ForeignTokens>(
       app, "--from", foreign,
       {{"llmc", data::ForeignTokens::kLlmc}, {"megatron", data::ForeignTokens::kMegatron}},
-      "inputs are token files of llm.c (.bin) or Megatron-LM (.bin or .idx), made with "
-      "--tokenizer");
+      "inputs are token files of llm.c (llmc: .bin) or Megatron-LM (megatron: .bin or .idx), made "
+      "with --tokenizer");
   from_option->default_str("");
   app.add_flag("--force", force, "overwrite token files");
   app.add_flag("--bos", options.rules.bos, "begin every document with bos");
   app.add_flag("--parse-special", options.rules.parse_special,
                "special tokens that a text spells become their ids; else they stay text");
-  app.add_flag("--skip-bad", options.rules.skip_bad,
-               "leave out documents with bad JSON or UTF-8, and count them");
+  app.add_flag(
+      "--skip-bad", options.rules.skip_bad,
+      "leave out documents with bad JSON or UTF-8, and conversations without an answer, and "
+      "count them");
   int64_t workers = 0;
   add_number(app, "--workers", workers, between(0, 1024),
              "threads; 0 is one per core; the output does not depend on it");

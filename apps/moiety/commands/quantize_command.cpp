@@ -91,22 +91,21 @@ QuantizedDescription describe(const QuantizeArguments& a) {
   d.directions = {a.directions.row || !a.directions.col, a.directions.col};
   d.rng = a.rng;
   d.tensor_id = static_cast<uint32_t>(a.tensor_id);
-  try {
+  for (size_t i = 0; i < kLayoutWords.size(); ++i) {
+    if (kLayoutWords[i] == a.layout) d.layout = static_cast<ScaleLayout>(i);
+  }
+  try {  // the format may not have the element, the option or the layout
     quantized_sizes(d.spec, 0, 0, d.directions);
+    QuantizedView shape;
+    shape.spec = d.spec;
+    if (d.layout != ScaleLayout::kCompact) {
+      quant::scale_layout_size(shape, Direction::kRow, d.layout);
+    }
   } catch (const Error& e) {
     throw UsageError("quantize: {}", e.what());
   }
   if (a.rht && !d.directions.col) {
     throw UsageError("quantize: --rht transforms columns, and --col is not given");
-  }
-  for (size_t i = 0; i < kLayoutWords.size(); ++i) {
-    if (kLayoutWords[i] == a.layout) d.layout = static_cast<ScaleLayout>(i);
-  }
-  if (d.layout != ScaleLayout::kCompact) {
-    QuantizedView shape;
-    shape.spec = d.spec;
-    // throws for layouts that the format does not have
-    quant::scale_layout_size(shape, Direction::kRow, d.layout);
   }
   return d;
 }

@@ -84,8 +84,9 @@ std::vector<std::string> compare_with(const std::string& saved, const std::strin
   return compare_for_resume(before, now, checkpoint);
 }
 
-// The plan that every process of a run makes before its ranks start; the configuration outlives it.
-TrainingPlan make_plan(const Config& config, const Launch& launch) {
+// The plan that every process of a run makes before its ranks start, together where ranks are
+// processes; the configuration outlives it.
+TrainingPlan make_plan(const Config& config, const Launch& launch, comm::Bootstrap* bootstrap) {
   const Options& o = config.options;
   const data::Tokenizer tokenizer = load_tokenizer(o);
   const train::TrainConfig typed = train_config(o, tokenizer);
@@ -99,7 +100,8 @@ TrainingPlan make_plan(const Config& config, const Launch& launch) {
                     .here = launch.ranks_on_machine,
                     .apart = launch.processes && !launch.launcher.empty(),
                     .no_nccl = nccl.available ? "" : nccl.text,
-                    .refusal = train::refusal_of_gpus(train::check_layout(typed)).value_or("")});
+                    .refusal = train::refusal_of_gpus(train::check_layout(typed)).value_or("")},
+                   bootstrap);
   TrainingPlan plan = train::make_plan(typed, choice.device, rank_share(launch, choice));
   plan.gpus = choice.gpus;
   plan.train = open_training_data(o, typed.model.vocab, tokenizer);
@@ -225,7 +227,7 @@ class Training {
   // and what it means, once that is known. Returns the difference, if there is one.
   std::string agree(comm::Communicator& world);
   std::vector<RankFact> facts() const;
-  void prepare();
+  void prepare(comm::Bootstrap* bootstrap = nullptr);
   void print() const { print_result(print_config(config_)); }
 
   const TrainFlags& flags_;
@@ -250,14 +252,14 @@ std::string Training::agree(comm::Communicator& world) {
   settle_ranks(launch_, config_);
   std::string difference = first_difference(world.bootstrap(), facts());
   if (!difference.empty() || flags_.print_config) return difference;
-  prepare();
+  prepare(&world.bootstrap());
   return first_difference(world.bootstrap(), meanings_of(config_, plan_));
 }
 
-void Training::prepare() {
+void Training::prepare(comm::Bootstrap* bootstrap) {
   watchdog_.emplace(Seconds(config_.options.guard.watchdog_s), config_.options.run.dir,
                     [] { ::_exit(kExitComm); });
-  plan_ = make_plan(config_, launch_);
+  plan_ = make_plan(config_, launch_, bootstrap);
   const bool on_gpus = plan_.device.type == DeviceType::kCuda;
   if (on_gpus && launch_.ranks > 1) comm::check_gpu_environment();
   plan_.requests = &requests_;

@@ -5,6 +5,7 @@
 #include "apps/moiety/exit_code.h"
 #include "moiety/base/integer.h"
 #include "moiety/base/log.h"
+#include "moiety/comm/gpu_transport.h"
 #include "moiety/comm/gpu_waits.h"
 
 namespace moiety::app {
@@ -30,12 +31,9 @@ std::string refusal_of(const DeviceWish& wish) {
   if (wish.ranks == 1) return {};
   if (!wish.refusal.empty()) return wish.refusal;
   if (here(wish) == wish.ranks) return {};
-  const std::string hosts = text("{} ranks are on several hosts", wish.ranks);
-  if (!wish.no_nccl.empty()) {
-    return text("{}, between which NCCL carries what they send: {}", hosts, wish.no_nccl);
-  }
-  if (wish.device == "cuda") return {};
-  return hosts + ", on GPUs only with run.device = \"cuda\"";
+  if (wish.no_nccl.empty()) return {};
+  return text("{} ranks are on several hosts, between which NCCL carries what they send: {}",
+              wish.ranks, wish.no_nccl);
 }
 
 }  // namespace
@@ -58,7 +56,7 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
     if (demanded) throw UsageError("run.device = \"cuda\": {}", refusal);
     return {.device = {}, .note = refusal + ": computing on the CPU"};
   }
-  if (demanded && wish.apart && gpus.count == 1 && !wish.share) return {.device = gpu};
+  if (wish.apart && gpus.count == 1 && !wish.share) return {.device = gpu};
   if (here(wish) > gpus.count && !wish.share) {
     if (demanded) {
       throw DeviceError(
@@ -84,9 +82,40 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
   return {.device = gpu, .gpus = taken, .of_gpu = of_gpu};
 }
 
-DeviceChoice rank_devices(const DeviceWish& wish) {
+DeviceChoice common_choice(DeviceChoice mine, std::span<const std::string> reasons) {
+  if (mine.device.type == DeviceType::kCpu) return mine;
+  for (size_t r = 0; r < reasons.size(); ++r) {
+    if (!reasons[r].empty()) return {.device = {}, .note = text("rank {}: {}", r, reasons[r])};
+  }
+  return mine;
+}
+
+namespace {
+
+// What all ranks choose by "auto". Collective.
+DeviceChoice agree(const DeviceChoice& mine, const std::string& no_gpu, bool share,
+                   comm::Bootstrap& bootstrap) {
+  std::string reason;
+  if (mine.device.type == DeviceType::kCpu) {
+    reason = mine.note.empty() ? no_gpu + ": computing on the CPU" : mine.note;
+  }
+  const DeviceChoice common = common_choice(mine, bootstrap.all_gather(reason));
+  if (common.device.type == DeviceType::kCpu || share) return common;
+  try {  // each may see one GPU, and all the same one
+    const int gpu = comm::rank_on_host(bootstrap) % mine.gpus;
+    comm::check_own_gpus(bootstrap, {DeviceType::kCuda, gpu});
+  } catch (const Error& e) {
+    return {.device = {}, .note = text("{}: computing on the CPU", e.what())};
+  }
+  return common;
+}
+
+}  // namespace
+
+DeviceChoice rank_devices(const DeviceWish& wish, comm::Bootstrap* bootstrap) {
   const GpuStatus& gpus = gpu_status();
   DeviceChoice choice = choose_device(wish, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
+  if (bootstrap && wish.device == "auto") choice = agree(choice, gpus.text, wish.share, *bootstrap);
   if (!choice.note.empty()) log(LogLevel::kInfo, "{}", choice.note);
   return choice;
 }

@@ -2,10 +2,12 @@
 // machine.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "moiety/base/gpu.h"
+#include "moiety/comm/bootstrap.h"
 
 namespace moiety::app {
 
@@ -27,16 +29,19 @@ struct DeviceChoice {
   std::string note{};  // for the log: the reason why an existing GPU is left alone
 };
 
-// Chooses the device. "auto" takes GPUs where each rank gets one of its own (or may share), their
-// compute capability `major` is at least 9, and nothing refuses them; else the CPU. "cuda" throws
-// DeviceError if GPUs cannot be used or are too few, UsageError if they are refused. Ranks that are
-// apart and see one GPU each take it; that it is not the same one they find out together
-// (comm::check_own_gpus). A pure
-// function; `major` only counts if there is a GPU.
+// Chooses the device. "auto" takes GPUs where each rank of this host gets one of its own (or may
+// share), their compute capability `major` is at least 9, and nothing refuses them; else the CPU.
+// "cuda" throws DeviceError if GPUs cannot be used or are too few, UsageError if they are refused.
+// Ranks that are apart and see one GPU each take it; that it is not the same one they find out
+// together (comm::check_own_gpus). A pure function; `major` only counts if there is a GPU.
 DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int major);
+// A rank's choice by "auto" when it knows, by rank, why others compute on the CPU (empty: they do
+// not): if any does, all do.
+DeviceChoice common_choice(DeviceChoice mine, std::span<const std::string> reasons);
 
-// Makes the choice on this machine and logs the note.
-DeviceChoice rank_devices(const DeviceWish& wish);
+// Makes the choice on this machine and logs the note. With `bootstrap`, that of ranks that are
+// processes, all of them take GPUs or all the CPU if the choice is "auto"; then it is collective.
+DeviceChoice rank_devices(const DeviceWish& wish, comm::Bootstrap* bootstrap = nullptr);
 // The same for one rank.
 Device rank_device(std::string_view wanted);
 

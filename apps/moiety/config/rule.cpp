@@ -78,6 +78,9 @@ std::string range_text(const Rule& rule) {
   if (!rule.choices.empty()) return join(rule.choices);
   std::string out = rule.none ? "\"\" or " : rule.zero ? "0 or " : "";
   const bool low = std::isfinite(rule.min), high = std::isfinite(rule.max);
+  if (rule.multiple > 1 && rule.min == 0 && rule.max == double(rule.multiple)) {
+    return out + "0 or " + number(rule.max);
+  }
   if (low && high) {
     out += (rule.open_min ? ">" : "") + number(rule.min) + ".." + (rule.open_max ? "<" : "") +
            number(rule.max);

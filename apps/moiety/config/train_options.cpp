@@ -174,7 +174,7 @@ void check_inputs(const Options& o) {
   const bool files = !o.data.train.empty();
   if (files != (o.data.synthetic != "none")) return;
   throw UsageError(
-      files ? "data.train and data.synthetic = \"{}\" are given: one of them"
+      files ? "data.train and data.synthetic = \"{}\" exclude each other"
             : "data.train = []: token files to train on are missing (`moiety prepare` makes them)",
       o.data.synthetic);
 }

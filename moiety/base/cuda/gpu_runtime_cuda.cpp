@@ -130,6 +130,12 @@ void synchronize_stream(int device, void* stream) {
   MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
 }
 
+void synchronize_device(int device) {
+  ++t_activity.waits;
+  const CudaDeviceGuard guard(device);
+  MOIETY_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
 void* create_event(int device, bool timed) {
   const CudaDeviceGuard guard(device);
   cudaEvent_t event = nullptr;

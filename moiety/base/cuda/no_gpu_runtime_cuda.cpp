@@ -23,6 +23,8 @@ void* create_stream(int) { fail_without_cuda("stream"); }
 void* create_lane(int) { fail_without_cuda("lane"); }
 void destroy_stream(int, void*) noexcept {}
 void synchronize_stream(int, void*) { fail_without_cuda("stream"); }
+void touch_stream(int, void*) { fail_without_cuda("stream"); }
+void synchronize_device(int) { fail_without_cuda("gpu"); }
 
 void* create_event(int, bool) { fail_without_cuda("event"); }
 void destroy_event(int, void*) noexcept {}

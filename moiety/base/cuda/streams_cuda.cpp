@@ -8,19 +8,16 @@
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/log.h"
+#include "moiety/base/per_device.h"
 
 namespace moiety::gpu {
 namespace {
 
-// A byte of the GPU.
-void* any_byte(int device) {
-  static std::mutex mutex;
-  static auto& bytes = *new std::map<int, void*>;
-  const std::lock_guard lock(mutex);
-  void*& byte = bytes[device];
-  if (!byte) MOIETY_CUDA_CHECK(cudaMalloc(&byte, 1));
-  return byte;
-}
+// A byte of the GPU that is current when it is made.
+struct Byte {
+  Byte() { MOIETY_CUDA_CHECK(cudaMalloc(&data, 1)); }
+  void* data = nullptr;
+};
 
 // All streams that have been made, and those of them that nobody has.
 class Streams {
@@ -62,7 +59,7 @@ void* create(int device, bool high) {
   if (void* const free = streams().take(device, priority)) return free;
   cudaStream_t stream = nullptr;
   MOIETY_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
-  MOIETY_CUDA_CHECK(cudaMemsetAsync(any_byte(device), 0, 1, stream));
+  touch_stream(device, stream);
   MOIETY_CUDA_CHECK(cudaStreamSynchronize(stream));
   streams().add(stream, priority);
   return stream;
@@ -72,6 +69,12 @@ void* create(int device, bool high) {
 
 void* create_stream(int device) { return create(device, true); }
 void* create_lane(int device) { return create(device, false); }
+
+void touch_stream(int device, void* stream) {
+  const CudaDeviceGuard guard(device);
+  MOIETY_CUDA_CHECK(
+      cudaMemsetAsync(per_device<Byte>(device).data, 0, 1, static_cast<cudaStream_t>(stream)));
+}
 
 void destroy_stream(int device, void* stream) noexcept {
   try {

@@ -85,6 +85,7 @@ struct Control {
   uint64_t waited_ns;          // in all meetings
   uint32_t fault_taken;        // 1 when a fault has been found; the first one is told
   uint32_t finished;           // blocks of a kernel that is under way
+  uint32_t drawn;              // pieces of its work that warps have taken
 };
 
 // Where the parts of a rank's memory begin; equal on all ranks. Peers write and read all but the

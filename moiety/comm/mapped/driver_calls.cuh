@@ -18,7 +18,6 @@ struct DriverCalls {
   decltype(&cuMemSetAccess) set_access = nullptr;
   decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
-  decltype(&cuModuleGetLoadingMode) loading_mode = nullptr;
 };
 // Throws Error(kUnsupported) if the driver lacks one of them.
 const DriverCalls& driver_calls();

@@ -25,7 +25,6 @@ DriverCalls find_all() {
   find("cuMemSetAccess", out.set_access);
   find("cuMemExportToShareableHandle", out.export_handle);
   find("cuMemImportFromShareableHandle", out.import_handle);
-  find("cuModuleGetLoadingMode", out.loading_mode);
   return out;
 }
 

@@ -42,7 +42,7 @@ __device__ void join_meetings(const Region& region, const Meeting& meeting, bool
   __syncthreads();
   if (threadIdx.x != 0) return;
   control.operation += meeting.first;
-  control.finished = 0;
+  control.finished = control.drawn = 0;
   control.waited_ns += nanoseconds() - begun;
 }
 

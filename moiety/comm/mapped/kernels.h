@@ -49,10 +49,10 @@ void copy_by_kernel(const CopyStep& copy, const Stream& stream);
 bool sums_wide(const SumStep& step);
 // The same between two meetings, as one kernel of at most `blocks` blocks: it meets the peers, copies
 // (steps of joins_copy, at most kMostMoves, none of what another one has written) or sums (a step of
-// joins_sum), and with `leave` meets them again. It is for what is so short that kernels' beginnings
-// count: more blocks, or copy engines, carry more.
+// joins_sum), and with `leave` meets them again. Copies are joined if they are so short that kernels'
+// beginnings count: more blocks, or copy engines, carry more.
 bool joins_copy(const CopyStep& copy);
-bool joins_sum(const SumStep& step, DType dtype);
+bool joins_sum(const SumStep& step);
 inline constexpr int kMostMoves = kMaxRanks;
 void join_copies(const Region& region, const Meeting& meeting, std::span<const Step> copies,
                  bool leave, int blocks, const Stream& stream);

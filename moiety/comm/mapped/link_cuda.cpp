@@ -5,7 +5,6 @@
 #include "moiety/base/gpu_runtime.h"
 #include "moiety/base/log.h"
 #include "moiety/comm/fault_pages.h"
-#include "moiety/comm/mapped/driver_calls.cuh"
 #include "moiety/comm/mapped/fault_text.h"
 #include "moiety/comm/mapped/link.h"
 
@@ -41,19 +40,6 @@ FaultPages<FaultPage>& fault_pages() {
   return pages;
 }
 
-// A kernel that is loaded while another one waits on the GPU may wait for it, and it for the host.
-void warn_of_lazy_loading(const Communicator& comm) {
-  CUmoduleLoadingMode mode{};
-  if (driver_calls().loading_mode(&mode) != CUDA_SUCCESS) return;
-  if (mode == CU_MODULE_LAZY_LOADING && comm.rank() == 0) {
-    log(LogLevel::kWarning,
-        "communicator \"{}\": kernels are loaded when they are first needed, which can hold up "
-        "ranks "
-        "that wait for each other: set CUDA_MODULE_LOADING=EAGER before CUDA starts",
-        comm.name());
-  }
-}
-
 // The copies at the beginning of these steps that one kernel makes, in any order.
 std::span<const Step> joined_copies(std::span<const Step> steps) {
   size_t n = 0;
@@ -85,7 +71,6 @@ Link::Link(Communicator& comm, Device gpu, const GpuLinkOptions& options)
   for (int r = 0; r < comm.size(); ++r) parts_.push_back(memory_.peer(r));
   load_kernels(gpu.index);
   if (options.beside_compute) sums_ = Stream::external(gpu, moiety::gpu::create_lane(gpu.index));
-  warn_of_lazy_loading(comm);
   region_ = {.base = parts_[0],
              .stride = parts_[1] - parts_[0],
              .rank = comm.rank(),
@@ -160,8 +145,15 @@ void Link::enqueue(const Step& step, const CollectiveCall& call, Meeting& meetin
       const moiety::gpu::Rows from{const_cast<std::byte*>(c.from), c.bytes, c.from_pitch, c.rows};
       return moiety::gpu::copy_rows(gpu_.index, to, from, stream.cuda_stream());
     }
-    case Step::Kind::kSum:
-      return enqueue_sum(step.sum, call, stream);
+    case Step::Kind::kSum: {
+      enqueue_sum(step.sum, call, stream);
+      const int64_t bytes = byte_size(call.dtype, step.sum.elements);
+      for (std::byte* to : step.sum.also) {
+        enqueue({.kind = Step::Kind::kCopy, .copy = {to, step.sum.to, bytes, bytes, bytes, 1}},
+                call, meeting, stream);
+      }
+      return;
+    }
     case Step::Kind::kMeet:
       meeting.peers = step.peers;
       meet(region_, meeting, stream);
@@ -178,7 +170,7 @@ size_t Link::enqueue_joined(std::span<const Step> steps, const CollectiveCall& c
                             Meeting& meeting, const Stream& stream) {
   if (options_.beside_compute || steps[0].kind != Step::Kind::kMeet) return 0;
   const bool sums = steps.size() > 1 && steps[1].kind == Step::Kind::kSum;
-  if (sums && !joins_sum(steps[1].sum, call.dtype)) return 0;
+  if (sums && !joins_sum(steps[1].sum)) return 0;
   const auto copies = sums ? steps.first(0) : joined_copies(steps.subspan(1));
   size_t out = sums ? 2 : 1 + copies.size();
   if (out == 1) return 0;

@@ -203,37 +203,40 @@ class Planner {
   }
 
   void all_reduce() {
-    int64_t chunks = 0;
     if (in_.direct) {
-      all_reduce_at([&](int r) { return in_.direct->at[r]; }, call_.recv, call_.elements);
-    } else {
-      const int64_t size = element_bytes();
-      const int64_t piece = round_down(in_.places.half / size, kElements);
-      for (int64_t begin = 0; begin < call_.elements; ++chunks, begin += piece) {
-        const int64_t c = chunks;
-        const int64_t n = std::min(piece, call_.elements - begin);
-        copy(half_of(me_, c), call_.send + begin * size, n * size);
-        all_reduce_at([&](int r) { return half_of(r, c); }, call_.recv + begin * size, n);
-      }
+      all_reduce_at([&](int r) { return in_.direct->at[r]; }, call_.elements);
+      return;
     }
-    leave(chunks);
+    const int64_t size = element_bytes();
+    const int64_t piece = round_down(in_.places.half / size, kElements);
+    int64_t chunk = 0;
+    for (int64_t begin = 0; begin < call_.elements; ++chunk, begin += piece) {
+      const int64_t n = std::min(piece, call_.elements - begin);
+      copy(half_of(me_, chunk), call_.send + begin * size, n * size);
+      all_reduce_at([&](int r) { return half_of(r, chunk); }, n);
+      copy(call_.recv + begin * size, half_of(me_, chunk), n * size);
+    }
   }
 
-  // Each rank sums its part in place, where all ranks then get it from.
+  // Each rank sums its part and brings it to all ranks, in place: nobody else reads or writes that
+  // part of any rank's. When all have done so, nobody touches another one's memory any more.
   template <class Base>
-  void all_reduce_at(Base&& base, std::byte* x, int64_t elements) {
+  void all_reduce_at(Base&& base, int64_t elements) {
     const int64_t size = element_bytes();
     const ElementRange own = part_of(elements, me_, ranks_);
+    const int64_t n = own.end - own.begin;
+    const auto part = [&](int r) { return base(r) + own.begin * size; };
     meet(everyone_);
-    sum(
-        base(me_) + own.begin * size, base(me_) + own.begin * size,
-        [&](int r) { return base(r) + own.begin * size; }, own.end - own.begin);
-    meet(everyone_);
-    for (int i = 0; i < ranks_; ++i) {
-      const int r = (me_ + i) % ranks_;
-      const ElementRange part = part_of(elements, r, ranks_);
-      copy(x + part.begin * size, base(r) + part.begin * size, (part.end - part.begin) * size);
+    if (in_.places.landing >= 0) {
+      sum(part(me_), part(me_), part, n);
+      each_peer([&](int r) { copy(part(r), part(me_), n * size); });
+    } else if (n > 0) {
+      SumStep step{.to = part(me_), .sources = {}, .elements = n};
+      for (int r = 0; r < ranks_; ++r) step.sources.push_back(part(r));
+      each_peer([&](int r) { step.also.push_back(part(r)); });
+      steps_.push_back({.kind = Step::Kind::kSum, .sum = std::move(step)});
     }
+    meet(everyone_);
   }
 
   void all_to_all() {

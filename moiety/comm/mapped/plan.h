@@ -43,12 +43,13 @@ struct CopyStep {
   const std::byte* from;
   int64_t bytes, to_pitch, from_pitch, rows;
 };
-// to[i] := op over the sources, in their order.
+// to[i] := op over the sources, in their order; the same at every other place.
 struct SumStep {
   std::byte* to;
   std::vector<const std::byte*> sources;
   int64_t elements;
-  bool beside = false;  // the copies behind it have nothing to do with it
+  bool beside = false;                // the copies behind it have nothing to do with it
+  std::vector<std::byte*> also = {};  // at peers
 };
 // Operands of a small operation: pushes out to each peer, meets them, and sums or copies what they
 // have pushed. `bytes` are at most Places::small.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "moiety/comm/mapped/plan.h"
 #include "moiety/comm/mapped/reduce_device.cuh"
@@ -17,15 +18,20 @@ struct alignas(N * sizeof(T)) Pack {
   T x[N];
 };
 
+// Packs of N elements of a source that a thread loads before it sums the first of them.
+template <int N>
+inline constexpr int kPacksInFlight = N <= 4 ? 8 : 32 / N;
+
 // Sums packs first, first + step, ... of `count` sources, of which at(r) is a pointer to the first
-// element. A thread has several packs of two sources in flight. Plain loads, since peers write what
-// is read here.
-template <class T, ReduceOp op, int N, class At>
-__device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t first, int64_t step) {
-  constexpr int kFlight = N <= 4 ? 8 : 32 / N;
+// element. A thread has several packs of two sources in flight, with more sources of one, as it has
+// no registers for more. Plain loads, since peers write what is read here.
+template <class T, ReduceOp op, int N, class At, class Index>
+__device__ void sum_packs(T* to, At&& at, int count, Index packs, std::type_identity_t<Index> first,
+                          std::type_identity_t<Index> step) {
+  constexpr int kFlight = kPacksInFlight<N>;
   using A = Accumulator<T>;
   using P = Pack<T, N>;
-  for (int64_t i = first; i < packs; i += kFlight * step) {
+  for (Index i = first; i < packs; i += kFlight * step) {
     A total[kFlight][N];
     P one[kFlight], other[kFlight];
     const auto load = [&](P(&into)[kFlight], int r) {
@@ -45,11 +51,12 @@ __device__ void sum_packs(T* to, At&& at, int count, int64_t packs, int64_t firs
         }
       }
     };
-    for (int r = 0; r < count; r += 2) {
-      load(one, r);
+    load(one, 0);
+    if (count > 1) load(other, 1);
+    add(one, true);
+    for (int r = 1; r < count; ++r) {
+      add(other, false);
       if (r + 1 < count) load(other, r + 1);
-      add(one, r == 0);
-      if (r + 1 < count) add(other, false);
     }
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {

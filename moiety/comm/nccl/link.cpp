@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "moiety/base/copy.h"
 #include "moiety/base/cuda_built.h"
@@ -32,6 +36,14 @@ mapped::Meeting meeting_of(const CollectiveCall& call, int rank, int ranks) {
     out.down[r] = rank < r ? call.recv_rows[r] : call.send_rows[r];
   }
   return out;
+}
+
+// Keeps what operations that were given up may still use until the process ends.
+void keep(std::shared_ptr<void> memory) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(memory));
 }
 
 // The twins of the kernels, for tests.
@@ -110,7 +122,7 @@ Link::~Link() {
     while (!over() && !last_.complete() && !deadline.expired()) backoff.pause();
     if (!over() && last_.complete()) return;
     group_->abort();
-    new std::shared_ptr<Memory>(memory_);
+    keep(memory_);
   } catch (const std::exception& e) {
     log(LogLevel::kError, "{}: {}", label(), e.what());
   }

@@ -41,6 +41,31 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
       "r"(phase)
       : "memory");
 }
+// ---- Blocks of a cluster.
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// All threads of the cluster meet.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+// Arrives at the barrier with this address of a block of the cluster. With a scope of the whole
+// cluster it would first wait for all that this thread has written.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
 // Threads of a part of the block meet; ids 1 to 15.
 __device__ __forceinline__ void meet(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -70,6 +95,16 @@ __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, u
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.x), "r"(at.y)
+      : "memory");
+}
+// The same to this address of both blocks of a cluster, at whose barriers it arrives.
+__device__ __forceinline__ void load_tile_of_both(uint32_t to, const CUtensorMap& map,
+                                                  uint32_t barrier, const Place& at) {
+  constexpr uint16_t kBoth = 3;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.x), "r"(at.y), "h"(kBoth)
       : "memory");
 }
 __device__ __forceinline__ void store_tile(const CUtensorMap& map, uint32_t from, const Place& at) {

@@ -7,12 +7,19 @@
 
 namespace moiety::gemm::sm90 {
 
+// Tiles of a block, or of a pair of blocks, in turn.
+template <GemmOp kOp, class L>
+using FusedWalk =
+    std::conditional_t<L::kInPairs, PairWalk<L::kColumns>, TileWalk<kOp, L::kColumns>>;
+template <class L>
+constexpr int kTogether = L::kInPairs ? kPair : 1;  // blocks
+
 template <GemmOp kOp, FusedKind kKind, class L>
 __device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
                                uint32_t base, const GroupTable& table) {
-  const TileWalk<kOp, L::kColumns> walk(g, table);
+  const FusedWalk<kOp, L> walk(g, table);
   FusedRows<kOp, kKind, L> rows(f, maps, base);
-  for (int64_t index = blockIdx.x;; index += gridDim.x) {
+  for (int64_t index = blockIdx.x / kTogether<L>;; index += gridDim.x / kTogether<L>) {
     const Tile t = walk.at(index);
     if (t.group < 0) return;
     rows.tile(t);
@@ -37,20 +44,48 @@ __device__ void prepare_fused(const TileGemm& g, uint32_t base, GroupTable& tabl
   if (threadIdx.x == 0) {
     for (int s = 0; s < L::kStages; ++s) {
       barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
-      barrier_init(base + L::kBarriers + s * 16 + 8, kGroups * kWarpGroup / 32);
+      barrier_init(base + L::kBarriers + s * 16 + 8, kTogether<L> * kGroups * kWarpGroup / 32);
     }
     for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
     for (int i = 0; i < L::kWriters * L::kSlots; ++i) barrier_init(base + L::kCome + i * 8, 1);
     barrier_init_fence();
   }
-  table.fill(g);
+  const int columns = pieces(g.n, L::kColumns);
+  table.fill(g, [&](int rows) {
+    if constexpr (L::kInPairs) {
+      return PairWalk<L::kColumns>::tiles_of(rows, columns);
+    } else {
+      return FusedWalk<kOp, L>::tiles_of(rows);
+    }
+  });
   __syncthreads();
+  if constexpr (L::kInPairs) cluster_meet();
 }
 
 template <GemmOp kOp, class L>
-__global__ void __launch_bounds__(L::kThreads, 1)
-    fused_products(const __grid_constant__ FusedMaps maps, const __grid_constant__ TileGemm g,
-                   const __grid_constant__ FusedActivation f) {
+__device__ void load_tiles(const TileGemm& g, const FusedMaps& maps, uint32_t base, Tile* tiles,
+                           const GroupTable& table) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+  if (!L::kGathers && thread >= 32) return;
+  FusedLoader<kOp, L> loader(g, maps, base);
+  const FusedWalk<kOp, L> walk(g, table);
+  int64_t index = blockIdx.x / kTogether<L>;
+  Tile t = walk.at(index);
+  loader.begin(t);
+  for (int n = 0;; ++n) {
+    if (thread == 0) tiles[n % kTilesAhead] = t;
+    __syncwarp();
+    if (t.group < 0) break;
+    const Tile next = walk.at(index += gridDim.x / kTogether<L>);
+    loader.tile(t, next);
+    t = next;
+  }
+  loader.end();
+}
+
+template <GemmOp kOp, class L>
+__device__ __forceinline__ void run_block(const FusedMaps& maps, const TileGemm& g,
+                                          const FusedActivation& f) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
@@ -63,39 +98,45 @@ __global__ void __launch_bounds__(L::kThreads, 1)
     multiply_tiles<kOp, L>(base, tiles, role, results);
   } else if (role == kGroups) {
     give_registers<56>();
-    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
-    if (!L::kGathers && thread >= 32) return;
-    FusedLoader<kOp, L> loader(g, maps, base);
-    const TileWalk<kOp, L::kColumns> walk(g, *table);
-    int64_t index = blockIdx.x;
-    Tile t = walk.at(index);
-    loader.begin(t);
-    for (int n = 0;; ++n) {
-      if (thread == 0) tiles[n % kTilesAhead] = t;
-      __syncwarp();
-      if (t.group < 0) break;
-      const Tile next = walk.at(index += gridDim.x);
-      loader.tile(t, next);
-      t = next;
-    }
-    loader.end();
+    load_tiles<kOp, L>(g, maps, base, tiles, *table);
   } else {
     take_registers<152>();
     activate<kOp, L>(g, f, maps, base, *table);
   }
 }
 
+template <GemmOp kOp, class L>
+__global__ void __launch_bounds__(L::kThreads, 1)
+    fused_products(const __grid_constant__ FusedMaps maps, const __grid_constant__ TileGemm g,
+                   const __grid_constant__ FusedActivation f) {
+  run_block<kOp, L>(maps, g, f);
+}
+template <GemmOp kOp, class L>
+__global__ void __launch_bounds__(L::kThreads, 1) __cluster_dims__(kPair, 1, 1)
+    fused_pairs(const __grid_constant__ FusedMaps maps, const __grid_constant__ TileGemm g,
+                const __grid_constant__ FusedActivation f) {
+  run_block<kOp, L>(maps, g, f);
+  __syncwarp();
+  cluster_meet();  // the other block's loads arrive in this one
+}
+
 template <GemmOp kOp, int kColumns, bool kGathers>
-FusedLaunch fused_launch_of() {
-  using L = FusedLayout<kOp, kColumns, kGathers>;
+FusedLaunch fused_launch_of([[maybe_unused]] bool pairs) {
+  if constexpr (!kGathers && kColumns == kPairColumns) {
+    if (pairs) {
+      using L = FusedLayout<kOp, kColumns, kGathers, true>;
+      return {fused_pairs<kOp, L>, L::kThreads, L::kBytes};
+    }
+  }
+  using L = FusedLayout<kOp, kColumns, kGathers, false>;
   return {fused_products<kOp, L>, L::kThreads, L::kBytes};
 }
 
 // By the columns of a tile.
 template <GemmOp kOp, bool kGathers>
-FusedLaunch fused_launch_of(int columns) {
-  return columns == 192 ? fused_launch_of<kOp, 192, kGathers>()
-                        : fused_launch_of<kOp, 128, kGathers>();
+FusedLaunch fused_launch_of(const FusedKernel& kernel) {
+  return kernel.columns == 192 ? fused_launch_of<kOp, 192, kGathers>(kernel.pairs)
+                               : fused_launch_of<kOp, 128, kGathers>(kernel.pairs);
 }
 
 }  // namespace moiety::gemm::sm90

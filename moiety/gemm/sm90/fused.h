@@ -16,8 +16,15 @@
 
 namespace moiety::gemm::sm90 {
 
-// Columns of a tile for a product of `n` columns (of H, or of dA): a pure choice.
-int fused_columns(int64_t n);
+// How a product and its activation are computed: a pure choice. Blocks work in pairs that share parts
+// of the matrix (pairs.cuh) where rows lie in order; those that gather would wait for each other.
+struct FusedKernel {
+  int columns;  // of a tile; its rows are 128
+  bool pairs;
+  friend constexpr bool operator==(const FusedKernel&, const FusedKernel&) = default;
+};
+inline constexpr int kPairColumns = 192;  // of a tile
+FusedKernel choose_fused(const Product& product);
 
 // Segments of the canonical row dot in a row of `ffn` columns.
 MOIETY_HD inline int64_t segment_count(int64_t ffn) {

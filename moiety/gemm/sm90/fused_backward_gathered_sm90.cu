@@ -2,8 +2,8 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_backward_gathered_launch(int columns) {
-  return fused_launch_of<GemmOp::kNN, true>(columns);
+FusedLaunch fused_backward_gathered_launch(const FusedKernel& kernel) {
+  return fused_launch_of<GemmOp::kNN, true>(kernel);
 }
 
 }  // namespace moiety::gemm::sm90

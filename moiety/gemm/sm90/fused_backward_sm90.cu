@@ -2,8 +2,8 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_backward_launch(int columns) {
-  return fused_launch_of<GemmOp::kNN, false>(columns);
+FusedLaunch fused_backward_launch(const FusedKernel& kernel) {
+  return fused_launch_of<GemmOp::kNN, false>(kernel);
 }
 
 }  // namespace moiety::gemm::sm90

@@ -2,8 +2,8 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_forward_gathered_launch(int columns) {
-  return fused_launch_of<GemmOp::kTN, true>(columns);
+FusedLaunch fused_forward_gathered_launch(const FusedKernel& kernel) {
+  return fused_launch_of<GemmOp::kTN, true>(kernel);
 }
 
 }  // namespace moiety::gemm::sm90

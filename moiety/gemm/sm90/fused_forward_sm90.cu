@@ -2,8 +2,8 @@
 
 namespace moiety::gemm::sm90 {
 
-FusedLaunch fused_forward_launch(int columns) {
-  return fused_launch_of<GemmOp::kTN, false>(columns);
+FusedLaunch fused_forward_launch(const FusedKernel& kernel) {
+  return fused_launch_of<GemmOp::kTN, false>(kernel);
 }
 
 }  // namespace moiety::gemm::sm90

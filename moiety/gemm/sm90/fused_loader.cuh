@@ -2,16 +2,17 @@
 #pragma once
 
 #include "moiety/gemm/sm90/fused.h"
+#include "moiety/gemm/sm90/pairs.cuh"
 #include "moiety/gemm/sm90/stages.cuh"
 
 namespace moiety::gemm::sm90 {
 
 // Stages, the rows that groups hand to those who compute activations, what these have asked for of H
 // and will store, barriers, and tables.
-template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows>
+template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs>
 struct FusedLayout {
-  static constexpr int kColumns = kColumnsOfTile, kColumnsAtOnce = kColumns;
-  static constexpr bool kGathers = kGathersRows;
+  static constexpr int kColumns = kColumnsOfTile;
+  static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs;
   static constexpr int kHalves = 1;  // times 64 rows, of a group that multiplies
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
   static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
@@ -99,6 +100,7 @@ class FusedLoader {
       load_tile(ring_.a(), maps_.products.a, ring_.full(),
                 ragged_place(k, t.begin + t.row, t.live));
     }
+    if constexpr (L::kInPairs) return t.shared ? copy_for_both(t, k) : copy_alone(t, k);
     if constexpr (kOp == GemmOp::kTN) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -110,6 +112,37 @@ class FusedLoader {
       for (int j = 0; j < L::kColumns; j += 64) {
         load_tile(ring_.b() + j / 64 * kPiece, maps_.products.b, ring_.full(),
                   {t.column + j, k, matrix_.x, matrix_.y});
+      }
+    }
+  }
+  // The matrix's part of a block of a pair, in halves: of its columns, or of the reduction.
+  static constexpr int kHalfDepth = kDepth / 2;
+  __device__ void copy_for_both(const Tile& t, int k) {
+    const int half = cluster_rank();
+    if constexpr (kOp == GemmOp::kTN) {
+      load_tile_of_both(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
+                        {k, weight_row(t, half), matrix_.x, matrix_.y});
+    } else {
+#pragma unroll
+      for (int j = 0; j < L::kColumns; j += 64) {
+        load_tile_of_both(ring_.b() + j / 64 * kPiece + half * (kPiece / 2), maps_.products.b,
+                          ring_.full(),
+                          {t.column + j, k + half * kHalfDepth, matrix_.x, matrix_.y});
+      }
+    }
+  }
+  __device__ void copy_alone(const Tile& t, int k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (kOp == GemmOp::kTN) {
+        load_tile(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
+                  {k, weight_row(t, half), matrix_.x, matrix_.y});
+      } else {
+#pragma unroll
+        for (int j = 0; j < L::kColumns; j += 64) {
+          load_tile(ring_.b() + j / 64 * kPiece + half * (kPiece / 2), maps_.products.b,
+                    ring_.full(), {t.column + j, k + half * kHalfDepth, matrix_.x, matrix_.y});
+        }
       }
     }
   }

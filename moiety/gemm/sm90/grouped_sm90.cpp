@@ -123,7 +123,10 @@ bool takes_turns(const Product& g, int64_t multiprocessors) {
 
 }  // namespace
 
-int fused_columns(int64_t n) { return cost(n, 192) <= cost(n, 128) ? 192 : 128; }
+FusedKernel choose_fused(const Product& g) {
+  const int columns = cost(g.n, 192) <= cost(g.n, 128) ? 192 : 128;
+  return {columns, columns == kPairColumns && !g.a.source && g.sm_limit != 1};
+}
 
 Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   if (takes_turns(product, multiprocessors)) return {product.op, 192, Gathered::kNone, true};

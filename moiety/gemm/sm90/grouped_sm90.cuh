@@ -2,38 +2,57 @@
 #pragma once
 
 #include "moiety/gemm/sm90/loader.cuh"
+#include "moiety/gemm/sm90/pairs.cuh"
 #include "moiety/gemm/sm90/storer.cuh"
 
 namespace moiety::gemm::sm90 {
 
-// A step's products of 64 rows of a tile.
+// 16 elements' products, the k-th ones of a step, of 64 rows of a tile.
 template <GemmOp kOp, class L>
-__device__ __forceinline__ void multiply_step(float (&d)[L::kColumns / 2], uint32_t a, uint32_t b,
-                                              bool first) {
+__device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], uint32_t a,
+                                                 uint32_t b, int k, bool add) {
   constexpr bool kATurned = kOp == GemmOp::kNT, kBTurned = kOp != GemmOp::kTN;
   constexpr int kAStep = kATurned ? 16 * 128 : 32, kBStep = kBTurned ? 16 * 128 : 32;
+  multiply<kATurned, kBTurned>(d, operand(a + k * kAStep, kPiece), operand(b + k * kBStep, kPiece),
+                               add);
+}
+
+// Says that the warp has multiplied a stage: to both blocks of a pair.
+template <class L>
+__device__ __forceinline__ void release_stage(Ring<L>& last) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (L::kInPairs) {
+    if (lane < kPair) barrier_arrive_at(last.empty(), lane);
+  } else {
+    if (lane == 0) barrier_arrive(last.empty());
+  }
+  last.next();
+}
+
+// The products of a step in which the reduction ends, with `left` elements.
+template <GemmOp kOp, class L>
+__device__ __forceinline__ void multiply_last(float (&d)[L::kHalves][L::kColumns / 2],
+                                              Ring<L>& ring, int group, bool live, bool first,
+                                              int left) {
+  if (!L::kGathers && !first) await_stage(ring);
+  for (int k = 0; live && (k == 0 || k * 16 < left); ++k) {
+    products_begin();
 #pragma unroll
-  for (int k = 0; k < kDepth / 16; ++k) {
-    const uint64_t rows = operand(a + k * kAStep, kPiece);
-    if constexpr (L::kColumnsAtOnce < L::kColumns) {
-      multiply<kATurned, kBTurned>(reinterpret_cast<float(&)[64]>(d[0]), rows,
-                                   operand(b + k * kBStep, kPiece), !first || k > 0);
-      multiply<kATurned, kBTurned>(reinterpret_cast<float(&)[64]>(d[64]), rows,
-                                   operand(b + 2 * kPiece + k * kBStep, kPiece), !first || k > 0);
-    } else {
-      multiply<kATurned, kBTurned>(d, rows, operand(b + k * kBStep, kPiece), !first || k > 0);
+    for (int half = 0; half < L::kHalves; ++half) {
+      multiply_sixteen<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece, ring.b(),
+                               k, !first || k > 0);
     }
   }
+  products_commit();
+  ring.next();
+  products_wait<1>();
 }
 
 // The groups that multiply: half of the rows of every tile each, which `results` takes.
 template <GemmOp kOp, class L, class Results>
 __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Results& results) {
   Ring<L> ring{base}, last{base};
-  const auto release = [&] {
-    if (threadIdx.x % 32 == 0) barrier_arrive(last.empty());
-    last.next();
-  };
+  const auto release = [&] { release_stage(last); };
   for (int n = 0;; ++n) {
     await_stage(ring);
     const Tile t = tiles[n % kTilesAhead];
@@ -52,8 +71,11 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
         products_begin();
 #pragma unroll
         for (int half = 0; half < L::kHalves; ++half) {
-          multiply_step<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece, ring.b(),
-                                step == 0);
+#pragma unroll
+          for (int k = 0; k < kDepth / 16; ++k) {
+            multiply_sixteen<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece,
+                                     ring.b(), k, step > 0 || k > 0);
+          }
         }
         products_commit();
       }
@@ -68,13 +90,21 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
       if (results.waits() && live && t.steps > Results::kWaiting + 1) {
         multiply([] {});
         multiply([&] { results.template leave<0>(); });
-        if constexpr (Results::kWaiting > 1) multiply([&] { results.template leave<1>(); });
+        if constexpr (Results::kWaiting > 1) {
+          multiply([&] { results.template leave<1>(); });
+        }
         results.left();
       } else {
         results.leave_all();
       }
     }
-    while (step < t.steps) multiply([] {});
+    // Steps that no 16 elements are missing from.
+    const int whole = kOp == GemmOp::kNT ? (t.depth + 15) / kDepth : t.steps;
+    while (step < whole) multiply([] {});
+    if (kOp == GemmOp::kNT && step < t.steps) {
+      multiply_last<kOp, L>(d, ring, group, live, step == 0, t.depth - step * kDepth);
+      if (step > 0) release();
+    }
     products_wait<0>();
     release();
     if (!live) continue;
@@ -104,7 +134,7 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     }
     barrier_init_fence();
   }
-  if (kOp != GemmOp::kNT) table->fill(g);
+  if (kOp != GemmOp::kNT) table->fill(g, TileWalk<kOp, kColumns, L::kTileM>::tiles_of);
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role >= kGroups) {

@@ -35,8 +35,10 @@ MapMatrices matrices_of(const TileGemm& g, int64_t rows, int64_t columns) {
   return m;
 }
 
-Maps maps_of(const TileGemm& g, int columns_at_once) {
-  constexpr int kBox = 64;  // rows, where 64 columns of the operand are copied at a time
+constexpr int kBox = 64;  // rows, where 64 columns of an operand are copied at a time
+
+// `matrix_rows`: of a box of the matrix, where it has 64 columns.
+Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox) {
   const auto rows_of = [&](const ProductOperand& x, int64_t width, int box_rows) {
     return x.source ? CUtensorMap{} : ragged_map(x.data, g.dtype, width, x.stride, box_rows);
   };
@@ -53,7 +55,7 @@ Maps maps_of(const TileGemm& g, int columns_at_once) {
     const Epilogue& e = g.epilogue;
     matrices = matrices_of(g, forward ? g.n : g.k, forward ? g.k : g.n);
     maps.a = rows_of(g.a, g.k, kTileRows);
-    maps.b = matrix_map(matrices, forward ? columns_at_once : kBox);
+    maps.b = matrix_map(matrices, forward ? columns_at_once : matrix_rows);
     maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, stored);
   }
   maps.matrices = {static_cast<const char*>(matrices.first), matrices.stride};
@@ -81,8 +83,9 @@ CUtensorMap activation_map(const void* rows, int64_t ffn, int64_t stride, int64_
                     box_bytes);
 }
 
-FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, int columns) {
-  FusedMaps maps{.products = maps_of(g, columns / 2), .h = {}, .dh = {}, .a = {}, .pairs = 0};
+FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, const FusedKernel& kernel) {
+  FusedMaps maps{};
+  maps.products = maps_of(g, kernel.columns / 2, kernel.pairs ? kBox / 2 : kBox);
   const bool gated = x.activation.gated();
   const int64_t box = g.op == GemmOp::kTN ? kNarrowBytes : kBoxBytes;  // FusedLayout::kBoxRow
   for (int half = 0; half < (gated ? 2 : 1); ++half) {
@@ -98,16 +101,16 @@ FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, int columns) {
 
 FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream) {
   const bool forward = g.op == GemmOp::kTN, gathers = g.a.source;
-  const int columns = fused_columns(g.n);
+  const FusedKernel kernel = choose_fused(g);
   const FusedLaunch row =
-      forward   ? gathers ? fused_forward_gathered_launch(columns) : fused_forward_launch(columns)
-        : gathers ? fused_backward_gathered_launch(columns)
-                : fused_backward_launch(columns);
+      forward   ? gathers ? fused_forward_gathered_launch(kernel) : fused_forward_launch(kernel)
+        : gathers ? fused_backward_gathered_launch(kernel)
+                : fused_backward_launch(kernel);
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
-  const int64_t tiles = tile_bound(g, kTileRows, columns);
+  const int64_t tiles = tile_bound(g, kTileRows, kernel.columns), together = kernel.pairs ? 2 : 1;
   return {row.kernel,
-          {std::min(tiles, processors), row.threads, row.shared_bytes},
-          fused_maps(g, activation.block, columns)};
+          {together * std::min(tiles, processors / together), row.threads, row.shared_bytes},
+          fused_maps(g, activation.block, kernel)};
 }
 
 }  // namespace moiety::gemm::sm90

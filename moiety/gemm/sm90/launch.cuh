@@ -46,10 +46,10 @@ struct FusedLaunch {
   int threads;
   int64_t shared_bytes;
 };
-FusedLaunch fused_forward_launch(int columns);
-FusedLaunch fused_forward_gathered_launch(int columns);
-FusedLaunch fused_backward_launch(int columns);
-FusedLaunch fused_backward_gathered_launch(int columns);
+FusedLaunch fused_forward_launch(const FusedKernel& kernel);
+FusedLaunch fused_forward_gathered_launch(const FusedKernel& kernel);
+FusedLaunch fused_backward_launch(const FusedKernel& kernel);
+FusedLaunch fused_backward_gathered_launch(const FusedKernel& kernel);
 
 // The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
 // kernel that takes it.

@@ -17,17 +17,15 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // are better off with a stage more.
 template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered>
 struct Layout {
-  static constexpr bool kGathers = kGathered != Gathered::kNone;
-  // Gathering what a weight gradient is summed over takes more threads than other tiles do; with 192
-  // columns, the registers that they would take are worth more.
-  static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathers && kColumnsOfTile != 192;
+  static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = false;
+  // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
+  // for products of all columns of a tile, which read less of the shared memory.
+  static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;
   static constexpr int kLoaders = kManyLoaders ? 2 * kWarpGroup : kWarpGroup;  // threads
   static constexpr int kThreads = kGroups * kWarpGroup + kLoaders;
   static constexpr int kTileM = tile_rows(kOp, kGathered);  // rows of a tile
   static constexpr int kHalves = kTileM / 128;  // times 64 rows, of a group that multiplies
   static constexpr int kColumns = kColumnsOfTile;
-  // Of a product: in a block of 512 threads the compiler has 128 registers, too few for 256.
-  static constexpr int kColumnsAtOnce = kManyLoaders && kColumns > 192 ? 128 : kColumns;
   // Warps store their rows without the others of their group: faster by one to three percent, and as
   // much slower where rows lie in order.
   static constexpr bool kAlone = kGathers;

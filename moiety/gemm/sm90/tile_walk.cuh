@@ -16,7 +16,8 @@ struct Tile {
   int32_t row, column, live;
   int32_t begin;  // the group's first row in the buffers
   int32_t depth;
-  int32_t unused;  // makes it 32 bytes
+  int32_t
+      shared;  // whether the other block of a pair has the same columns of the group (pairs.cuh)
 };
 
 __device__ inline int claimed_rows(const TileGemm& g, int group) {
@@ -35,13 +36,15 @@ struct GroupTable {
   __device__ static int chunk(const TileGemm& g) {
     return max(pieces(g.groups.groups, kChunks), 1);
   }
-  // All threads of the block call it, and meet afterwards.
-  __device__ void fill(const TileGemm& g) {
+  // All threads of the block call it, and meet afterwards. `tiles_of` rows of a group: the tiles that
+  // are counted.
+  template <class TilesOf>
+  __device__ void fill(const TileGemm& g, TilesOf&& tiles_of) {
     const int groups = static_cast<int>(g.groups.groups), size = chunk(g);
     for (int i = threadIdx.x; i < kChunks; i += blockDim.x) {
       int tiles = 0;
       for (int e = i * size; e < min((i + 1) * size, groups); ++e) {
-        tiles += pieces(claimed_rows(g, e), kTileRows);
+        tiles += tiles_of(claimed_rows(g, e));
       }
       before[i + 1] = tiles;
     }
@@ -61,27 +64,60 @@ struct GroupTable {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) before[1 + threadIdx.x * kEach + i] = first + own[i];
   }
+  // The group of a tile, which exists, and the tiles before that group.
+  struct Found {
+    int group, before, begin, rows;
+  };
+  template <class TilesOf>
+  __device__ Found find(const TileGemm& g, int tile, TilesOf&& tiles_of) const {
+    int low = 0;
+    for (int half = kChunks / 2; half > 0; half /= 2) {
+      if (before[low + half] <= tile) low += half;
+    }
+    const int size = chunk(g);
+    Found f{low * size, before[low], 0, 0};
+    quant::Claim c = claim(g.groups, f.group);
+    f.rows = c.valid ? static_cast<int>(c.rows) : 0;
+    while (size > 1 && f.before + tiles_of(f.rows) <= tile) {
+      f.before += tiles_of(f.rows);
+      c = claim(g.groups, ++f.group);
+      f.rows = c.valid ? static_cast<int>(c.rows) : 0;
+    }
+    f.begin = static_cast<int>(c.begin);
+    return f;
+  }
 };
+
+// The place of a tile among `rows` by `columns` of them, by bands of `band` rows, which share columns,
+// so that the part of `b` that they read is read from the cache.
+struct InBands {
+  int row, column;
+};
+__device__ inline InBands in_bands(int index, int rows, int columns, int band_rows) {
+  const int band = index / (band_rows * columns), inner = index - band * band_rows * columns;
+  const int height = min(band_rows, rows - band * band_rows), column = inner / height;
+  return {band * band_rows + inner - column * height, column};
+}
 
 template <GemmOp kOp, int kColumns, int kRows = kTileRows>
 class TileWalk {
  public:
   __device__ TileWalk(const TileGemm& g, const GroupTable& table)
-      : g_(g), table_(table), columns_(pieces(g.n, kColumns)), chunk_(GroupTable::chunk(g)) {}
+      : g_(g), table_(table), columns_(pieces(g.n, kColumns)) {}
 
+  // Of a group's rows.
+  __device__ static int tiles_of(int rows) { return pieces(rows, kTileRows); }
   __device__ Tile at(int64_t index) const {
     return kOp == GemmOp::kNT ? of_matrix(index) : of_rows(index);
   }
 
  private:
-  // Row tiles that share columns, so that the part of `b` that they read is read from the cache.
   static constexpr int kBand = 16;
 
   __device__ void place(Tile& t, int index, int rows) const {
-    const int band = index / (kBand * columns_), inner = index - band * kBand * columns_;
-    const int height = min(kBand, rows - band * kBand), column = inner / height;
-    t.row = (band * kBand + inner - column * height) * kRows;
-    t.column = column * kColumns;
+    const InBands at = in_bands(index, rows, columns_, kBand);
+    t.row = at.row * kRows;
+    t.column = at.column * kColumns;
   }
 
   __device__ Tile of_matrix(int64_t index) const {
@@ -101,23 +137,11 @@ class TileWalk {
   __device__ Tile of_rows(int64_t index) const {
     Tile t;
     if (index >= int64_t{table_.before[GroupTable::kChunks]} * columns_) return t;
-    const int above = static_cast<int>(index / columns_);  // row tiles of other groups at most
-    int low = 0;
-    for (int half = GroupTable::kChunks / 2; half > 0; half /= 2) {
-      if (table_.before[low + half] <= above) low += half;
-    }
-    int before = table_.before[low], group = low * chunk_;
-    quant::Claim c = claim(g_.groups, group);
-    int rows = c.valid ? static_cast<int>(c.rows) : 0;
-    while (chunk_ > 1 && before + pieces(rows, kTileRows) <= above) {
-      before += pieces(rows, kTileRows);
-      c = claim(g_.groups, ++group);
-      rows = c.valid ? static_cast<int>(c.rows) : 0;
-    }
-    t.group = group;
-    place(t, static_cast<int>(index - int64_t{before} * columns_), pieces(rows, kTileRows));
-    t.live = min(rows - t.row, kTileRows);
-    t.begin = static_cast<int>(c.begin);
+    const auto f = table_.find(g_, static_cast<int>(index / columns_), tiles_of);
+    t.group = f.group;
+    place(t, static_cast<int>(index - int64_t{f.before} * columns_), tiles_of(f.rows));
+    t.live = min(f.rows - t.row, kTileRows);
+    t.begin = f.begin;
     t.depth = static_cast<int>(g_.k);
     t.steps = pieces(g_.k, kDepth);
     return t;
@@ -125,7 +149,7 @@ class TileWalk {
 
   const TileGemm& g_;
   const GroupTable& table_;
-  int columns_, chunk_;
+  int columns_;
 };
 
 }  // namespace moiety::gemm::sm90

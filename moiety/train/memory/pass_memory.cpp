@@ -328,6 +328,57 @@ int64_t passed_layer_bytes(const TrainConfig& config, const Grid& grid, const Pa
   return std::max({bytes, experts + (keeps_shared ? kept.shared : 0), shared});
 }
 
+int64_t anew(bool made, int64_t bytes) { return made ? bytes : 0; }
+
+// The gradients of experts' rows in a backward pass.
+struct ExpertGradients {
+  int64_t rows;   // of out or of h, by slots
+  int64_t inner;  // of what the activation gives
+  // All that there are at a time, and the part of them that delayed weight gradients read: with maps
+  // those of out and h have T rows each.
+  int64_t all;
+};
+ExpertGradients expert_gradients(const model::Config& c, const PassSizes& s,
+                                 const Reached& reached) {
+  ExpertGradients g{s.capacity * s.d * s.item, s.capacity * c.d_ffn * s.item, 0};
+  const int64_t come = s.in_place ? 0 : c.delay_wgrad ? g.rows : s.sources * s.d * s.item;
+  const int64_t map = s.maps && !s.in_place ? s.capacity * int64_t(sizeof(int32_t)) : 0;
+  g.all = anew(reached.experts_fc2, g.inner) + g.rows + come + map;
+  return g;
+}
+
+// The most that the backward pass of routing and experts takes, with the gradients of rows.
+int64_t experts_bytes(const model::Config& c, const Grid& grid, const PassSizes& s,
+                      const model::Precision& precision, const QuantizedLinears& q,
+                      const Reached& reached, const ExpertGradients& g) {
+  using L = Linears;
+  const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
+  const bool moe = c.recompute != model::Recompute::kNone;
+  const int64_t x = s.own * s.d * s.item;
+  const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
+  // h as it came, where it comes quantized and experts read it by maps.
+  const int64_t came = s.in_place && s.codes > 0 ? x + s.codes : 0;
+  const int64_t kept = x + g.all + s.capacity * kFloatBytes;
+  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
+  const bool plain = keeps_inner_rows(c, s) && q.count(L::kFc1) < c.moe_layers();
+  const int64_t bytes = kept + wide + router_workspace(c, s) + router + anew(plain, g.inner);
+  if (q.count(L::kFc1) == 0) return bytes;
+  const int64_t beside_weights =
+      c.delay_wgrad ? x + g.all : kept + wide + s.own * c.router.top_k * kFloatBytes;
+  // The codes that came are multiplied, or quantized anew beside them.
+  const int64_t beside_fc1 = s.in_place ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
+  const int64_t fc1 = w1.forward + beside_fc1;
+  const bool leaves = !moe && reached.experts_fc1 && KeptColumns(precision, c, grid, s).any;
+  const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
+                                   anew(reached.experts_fc2, w2.weight_gradient));
+  return std::max(
+      {bytes, kept + g.inner + std::max(w1.input_gradient, w2.input_gradient),
+       anew(weights > 0, beside_weights + weights),
+       forward_bytes(s, g.rows + g.inner, std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
+                     anew(leaves, Kept(s).copies), g.rows),
+       anew(moe, x + g.all + fc1)});
+}
+
 }  // namespace
 
 int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassSizes& s,
@@ -337,7 +388,6 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
   using L = Linears;
   const Kept saved(s);
   const Reached reached(c);
-  const auto anew = [&](bool made, int64_t bytes) { return made ? bytes : 0; };
   const bool full = c.recompute == model::Recompute::kFull,
              moe = c.recompute != model::Recompute::kNone;
   const int64_t layer = anew(full, saved.attention);
@@ -354,51 +404,19 @@ int64_t temporary_bytes(const TrainConfig& config, const Grid& grid, const PassS
                                     activation_bytes(config, grid, s, precision));
   }
   if (!reached.moe) return std::max(layer + std::max(others, dense), outside);
-  const gemm::LinearBytes w1 = q.workspace(L::kFc1), w2 = q.workspace(L::kFc2);
-  const int64_t wide = s.item == kFloatBytes ? 0 : s.own * s.d * kFloatBytes;
-  const int64_t widened = router_workspace(c, s);
-  // The gradients of experts' rows, and the part of them that delayed weight gradients read: with
-  // maps that of out and h have T rows each.
-  const int64_t rows_d = s.capacity * s.d * s.item, inner = s.capacity * c.d_ffn * s.item;
-  const int64_t come = s.in_place ? 0 : c.delay_wgrad ? rows_d : s.sources * s.d * s.item;
-  const int64_t map = s.maps && !s.in_place ? s.capacity * int64_t(sizeof(int32_t)) : 0;
-  const int64_t gradient = anew(reached.experts_fc2, inner) + rows_d + come + map;
-  // h as it came, where it comes quantized and experts read it by maps.
-  const int64_t came = s.in_place && s.codes > 0 ? x + s.codes : 0;
-  const int64_t kept = x + gradient + s.capacity * kFloatBytes;
-  const int64_t router = s.own * (c.router.experts + c.router.top_k) * kFloatBytes;
-  const bool quantized = q.count(L::kFc1) > 0;
-  const bool plain = keeps_inner_rows(c, s) && q.count(L::kFc1) < c.moe_layers();
-  int64_t experts = kept + wide + widened + router + (plain ? inner : 0);
-  if (quantized) {
-    const int64_t beside_weights =
-        c.delay_wgrad ? x + gradient : kept + wide + s.own * c.router.top_k * kFloatBytes;
-    // The codes that came are multiplied, or quantized anew beside them.
-    const int64_t beside_fc1 = s.in_place ? came : q.multiplies_rows_that_came() ? 0 : s.codes;
-    const int64_t fc1 = w1.forward + beside_fc1;
-    const bool leaves = !moe && reached.experts_fc1 && KeptColumns(precision, c, grid, s).any;
-    const int64_t weights = std::max(anew(reached.experts_fc1, came + w1.weight_gradient),
-                                     anew(reached.experts_fc2, w2.weight_gradient));
-    experts = std::max(
-        {experts, kept + inner + std::max(w1.input_gradient, w2.input_gradient),
-         anew(weights > 0, beside_weights + weights),
-         forward_bytes(s, rows_d + inner, std::max(fc1, (s.in_place ? came : s.codes) + w2.forward),
-                       anew(leaves, saved.copies), rows_d),
-         moe ? x + gradient + fc1 : 0});
-  }
+  const ExpertGradients g = expert_gradients(c, s, reached);
+  const int64_t experts = experts_bytes(c, grid, s, precision, q, reached, g);
   const bool beside = c.overlap == moe::Overlap::kShared && grid.ep > 1 && !c.delay_wgrad;
-  const int64_t shared =
-      c.shared_d_ffn > 0
-          ? network_bytes(s, s.shared, q.workspace(L::kShared1), q.workspace(L::kShared2)) +
-                anew(moe, saved.shared) + anew(beside, x + gradient)
-          : 0;
-  const int64_t rows = gradient + anew(moe, saved.rows);
+  const int64_t shared = c.shared_d_ffn > 0 ? network_bytes(s, s.shared, q.workspace(L::kShared1),
+                                                            q.workspace(L::kShared2)) +
+                                                  anew(moe, saved.shared) + anew(beside, x + g.all)
+                                            : 0;
+  const int64_t rows = g.all + anew(moe, saved.rows);
   // Kept through the backward pass; of it what `experts` counts too.
-  const int64_t counted = c.delay_wgrad ? (s.in_place ? rows - rows_d : rows) : 0;
+  const int64_t counted = c.delay_wgrad ? (s.in_place ? rows - g.rows : rows) : 0;
   const int64_t delayed = counted + (c.delay_wgrad && s.in_place ? 2 * x : 0);
-  return delayed +
-         std::max(outside,
-                  layer + std::max({others, dense, experts - gradient + rows - counted, shared}));
+  return delayed + std::max(outside, layer + std::max({others, dense,
+                                                       experts - g.all + rows - counted, shared}));
 }
 
 int64_t logits_bytes(const model::Config& c, const PassSizes& s) {

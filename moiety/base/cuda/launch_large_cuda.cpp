@@ -1,0 +1,50 @@
+#include <map>
+#include <mutex>
+
+#include "moiety/base/launch_large.cuh"
+
+namespace moiety::detail {
+namespace {
+
+void allow_shared_once(const void* kernel, int device, int64_t bytes) {
+  static std::mutex mutex;
+  // Never destroyed, since the CUDA run time may end before it.
+  static auto& allowed = *new std::map<std::pair<const void*, int>, int64_t>;
+  // What is allowed never becomes less: a launch of another thread may need it.
+  const std::lock_guard lock(mutex);
+  int64_t& most = allowed[{kernel, device}];
+  if (bytes <= most) return;
+  MOIETY_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(bytes)));
+  most = bytes;
+}
+
+}  // namespace
+
+void launch_large(const char* name, const void* kernel, const LaunchShape& shape,
+                  const Stream& stream, void** arguments) {
+  if (shape.blocks == 0) return;
+  const TraceSpan span(TraceLane::kHost, name);
+  const int device = stream.device().index;
+  const CudaDeviceGuard guard(device);
+  allow_shared_once(kernel, device, shape.shared_bytes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = shape.early ? 1 : 0;
+  const cudaError_t result = cudaLaunchKernelExC(&config, kernel, arguments);
+  if (result == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();
+  fail(ErrorKind::kCuda, "{}: launch of {} blocks of {} threads with {} bytes shared: {} ({})",
+       name, shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(result),
+       cudaGetErrorName(result));
+}
+
+}  // namespace moiety::detail

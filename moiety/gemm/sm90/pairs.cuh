@@ -1,0 +1,57 @@
+// Tiles of pairs of blocks, clusters of two: the same columns of two neighbouring row tiles of a group,
+// so that each block loads half of the matrix's part for both. The last row tile of an odd number of
+// them belongs to both, with columns of its own for each.
+#pragma once
+
+#include "moiety/gemm/sm90/device.cuh"
+#include "moiety/gemm/sm90/tile_walk.cuh"
+
+namespace moiety::gemm::sm90 {
+
+constexpr int kPair = 2;  // blocks
+
+template <int kColumns>
+class PairWalk {
+ public:
+  __device__ PairWalk(const TileGemm& g, const GroupTable& table)
+      : g_(g), table_(table), columns_(pieces(g.n, kColumns)), rank_(cluster_rank()) {}
+
+  // Pairs of tiles of a group's rows.
+  __device__ static int tiles_of(int rows, int columns) {
+    const int tiles = pieces(rows, kTileRows);
+    return tiles / kPair * columns + tiles % kPair * pieces(columns, kPair);
+  }
+  // This block's tile of a pair. One that does not exist has no rows that live.
+  __device__ Tile at(int64_t index) const {
+    Tile t;
+    if (index >= table_.before[GroupTable::kChunks]) return t;
+    const auto f = table_.find(g_, static_cast<int>(index),
+                               [&](int rows) { return tiles_of(rows, columns_); });
+    const int tiles = pieces(f.rows, kTileRows), inner = static_cast<int>(index) - f.before;
+    const int together = tiles / kPair * columns_;
+    t.shared = inner < together;
+    int row = tiles - 1, column = (inner - together) * kPair + rank_;
+    if (t.shared) {
+      const InBands at = in_bands(inner, tiles / kPair, columns_, kBand);
+      row = at.row * kPair + rank_;
+      column = at.column;
+    }
+    t.group = f.group;
+    t.row = row * kTileRows;
+    t.column = column * kColumns;
+    t.live = column < columns_ ? min(f.rows - t.row, kTileRows) : 0;
+    t.begin = f.begin;
+    t.depth = static_cast<int>(g_.k);
+    t.steps = pieces(g_.k, kDepth);
+    return t;
+  }
+
+ private:
+  static constexpr int kBand = 8;
+
+  const TileGemm& g_;
+  const GroupTable& table_;
+  int columns_, rank_;
+};
+
+}  // namespace moiety::gemm::sm90
