@@ -17,10 +17,10 @@
 // in a graph; the epoch of a captured operation is that of its capture. Tensors and plan memory lie
 // on that GPU. A group of one rank has no memory for peers there. Several ranks may share a GPU;
 // what goes wrong between them is thrown by the group's next call. A graph finds attached rows where
-// they were when it was captured. Over collectives, which GPUs take that do not map each other's memory, the communicator's own operations
-// carry blocks of EpLimits::peer_rows records for each peer, whatever is in them; Reduction::kToken
-// is Error(kUnsupported), and graphs that were captured before `reserve` took other memory must not
-// be launched any more.
+// they were when it was captured. Over collectives, which GPUs take that do not map each other's
+// memory, the communicator's own operations carry blocks of EpLimits::peer_rows records for each
+// peer, whatever is in them (Reduction::kToken: K for each row), and graphs that were captured before
+// `reserve` took other memory must not be launched any more.
 //
 // Errors: arguments are checked when an operation is called, with Error(kInvalidArgument) on the
 // ranks where they are wrong. A peer that is late, gone, or runs something else poisons the group:
