@@ -63,9 +63,9 @@ inline std::vector<int64_t> spread_rows(const ExpertShape& s, const std::string&
   double weights = std::accumulate(weight.begin(), weight.end(), 0.0);
   int64_t left = s.rows();
   for (int64_t e = 0; e < s.experts; ++e) {  // what one cannot take is shared by the others
-    rows[e] = e + 1 == s.experts
-                  ? left
-                  : std::min<int64_t>(most, std::llround(double(left) * weight[e] / weights));
+    const double share = weights > 0 ? weight[e] / weights : 0;
+    rows[e] =
+        e + 1 == s.experts ? left : std::min<int64_t>(most, std::llround(double(left) * share));
     left -= rows[e];
     weights -= weight[e];
   }
