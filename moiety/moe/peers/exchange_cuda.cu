@@ -20,6 +20,9 @@ constexpr int kResident = [] {
     return 1;
   }
 }();
+// Beside a push it would take 134 registers, which leave room for one block in place of two.
+template <>
+constexpr int kResident<ExpandRows> = 2;
 template <class Step>
 constexpr int kResident<Last<Step>> = kResident<Step>;
 template <class Own>
