@@ -92,22 +92,29 @@ DeviceChoice common_choice(DeviceChoice mine, std::span<const std::string> reaso
 
 namespace {
 
-// What all ranks choose by "auto". Collective.
-DeviceChoice agree(const DeviceChoice& mine, const std::string& no_gpu, bool share,
+// What this rank chooses when it knows of the others, whatever each was told. Collective.
+DeviceChoice agree(const DeviceWish& wish, const DeviceChoice& mine, const std::string& no_gpu,
                    comm::Bootstrap& bootstrap) {
   std::string reason;
   if (mine.device.type == DeviceType::kCpu) {
-    reason = mine.note.empty() ? no_gpu + ": computing on the CPU" : mine.note;
+    const std::string why = wish.device == "cpu" ? "run.device = \"cpu\"" : no_gpu;
+    reason = mine.note.empty() ? why + ": computing on the CPU" : mine.note;
   }
-  const DeviceChoice common = common_choice(mine, bootstrap.all_gather(reason));
-  if (common.device.type == DeviceType::kCpu || share) return common;
-  try {  // each may see one GPU, and all the same one
-    const int gpu = comm::rank_on_host(bootstrap) % mine.gpus;
-    comm::check_own_gpus(bootstrap, {DeviceType::kCuda, gpu});
-  } catch (const Error& e) {
-    return {.device = {}, .note = text("{}: computing on the CPU", e.what())};
+  const std::vector<std::string> reasons = bootstrap.all_gather(reason);
+  std::string shared;
+  if (std::ranges::all_of(reasons, &std::string::empty)) {
+    try {  // each may see one GPU, and all the same one
+      const int gpu = comm::rank_on_host(bootstrap) % mine.gpus;
+      comm::check_own_gpus(bootstrap, {DeviceType::kCuda, gpu});
+    } catch (const Error& e) {
+      shared = e.what();
+    }
   }
-  return common;
+  if (wish.device != "auto") return mine;
+  if (!shared.empty() && !wish.share) {
+    return {.device = {}, .note = text("{}: computing on the CPU", shared)};
+  }
+  return common_choice(mine, reasons);
 }
 
 }  // namespace
@@ -115,7 +122,7 @@ DeviceChoice agree(const DeviceChoice& mine, const std::string& no_gpu, bool sha
 DeviceChoice rank_devices(const DeviceWish& wish, comm::Bootstrap* bootstrap) {
   const GpuStatus& gpus = gpu_status();
   DeviceChoice choice = choose_device(wish, gpus, gpus.count > 0 ? gpu_properties(0).major : 0);
-  if (bootstrap && wish.device == "auto") choice = agree(choice, gpus.text, wish.share, *bootstrap);
+  if (bootstrap) choice = agree(wish, choice, gpus.text, *bootstrap);
   if (!choice.note.empty()) log(LogLevel::kInfo, "{}", choice.note);
   return choice;
 }

@@ -40,7 +40,7 @@ DeviceChoice choose_device(const DeviceWish& wish, const GpuStatus& gpus, int ma
 DeviceChoice common_choice(DeviceChoice mine, std::span<const std::string> reasons);
 
 // Makes the choice on this machine and logs the note. With `bootstrap`, that of ranks that are
-// processes, all of them take GPUs or all the CPU if the choice is "auto"; then it is collective.
+// processes, it is collective, whatever each was told: those with "auto" take GPUs if all ranks do.
 DeviceChoice rank_devices(const DeviceWish& wish, comm::Bootstrap* bootstrap = nullptr);
 // The same for one rank.
 Device rank_device(std::string_view wanted);
