@@ -100,13 +100,11 @@ class FusedLoader {
       load_tile(ring_.a(), maps_.products.a, ring_.full(),
                 ragged_place(k, t.begin + t.row, t.live));
     }
-    if constexpr (L::kInPairs) return t.shared ? copy_for_both(t, k) : copy_alone(t, k);
-    if constexpr (kOp == GemmOp::kTN) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        load_tile(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
-                  {k, weight_row(t, half), matrix_.x, matrix_.y});
-      }
+    if constexpr (L::kInPairs) {
+      if (t.shared) return copy_for_both(t, k);
+    }
+    if constexpr (L::kInPairs || kOp == GemmOp::kTN) {
+      copy_alone(t, k);
     } else {
 #pragma unroll
       for (int j = 0; j < L::kColumns; j += 64) {
@@ -115,34 +113,29 @@ class FusedLoader {
       }
     }
   }
-  // The matrix's part of a block of a pair, in halves: of its columns, or of the reduction.
-  static constexpr int kHalfDepth = kDepth / 2;
+  // The matrix's part of a block, in halves: of its columns, or of the reduction.
   __device__ void copy_for_both(const Tile& t, int k) {
-    const int half = cluster_rank();
-    if constexpr (kOp == GemmOp::kTN) {
-      load_tile_of_both(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
-                        {k, weight_row(t, half), matrix_.x, matrix_.y});
-    } else {
-#pragma unroll
-      for (int j = 0; j < L::kColumns; j += 64) {
-        load_tile_of_both(ring_.b() + j / 64 * kPiece + half * (kPiece / 2), maps_.products.b,
-                          ring_.full(),
-                          {t.column + j, k + half * kHalfDepth, matrix_.x, matrix_.y});
-      }
-    }
+    copy_half(t, k, cluster_rank(), [&](uint32_t to, const Place& at) {
+      load_tile_of_both(to, maps_.products.b, ring_.full(), at);
+    });
   }
   __device__ void copy_alone(const Tile& t, int k) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (kOp == GemmOp::kTN) {
-        load_tile(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
-                  {k, weight_row(t, half), matrix_.x, matrix_.y});
-      } else {
+      copy_half(t, k, half, [&](uint32_t to, const Place& at) {
+        load_tile(to, maps_.products.b, ring_.full(), at);
+      });
+    }
+  }
+  template <class Load>
+  __device__ void copy_half(const Tile& t, int k, int half, Load&& load) {
+    if constexpr (kOp == GemmOp::kTN) {
+      load(ring_.b() + half * (L::kB / 2), {k, weight_row(t, half), matrix_.x, matrix_.y});
+    } else {
 #pragma unroll
-        for (int j = 0; j < L::kColumns; j += 64) {
-          load_tile(ring_.b() + j / 64 * kPiece + half * (kPiece / 2), maps_.products.b,
-                    ring_.full(), {t.column + j, k + half * kHalfDepth, matrix_.x, matrix_.y});
-        }
+      for (int j = 0; j < L::kColumns; j += 64) {
+        load(ring_.b() + j / 64 * kPiece + half * (kPiece / 2),
+             {t.column + j, k + half * (kDepth / 2), matrix_.x, matrix_.y});
       }
     }
   }

@@ -16,8 +16,7 @@ struct Tile {
   int32_t row, column, live;
   int32_t begin;  // the group's first row in the buffers
   int32_t depth;
-  int32_t
-      shared;  // whether the other block of a pair has the same columns of the group (pairs.cuh)
+  int32_t shared;  // whether the other block of a pair has the same columns (pairs.cuh)
 };
 
 __device__ inline int claimed_rows(const TileGemm& g, int group) {
