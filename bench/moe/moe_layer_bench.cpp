@@ -99,12 +99,7 @@ class Layer {
     if (gradients_.added) w2.grad = make_dw2();
     const int64_t before = arena_.in_use();
     MoeSaved saved;
-    const MoeWeights weights{.router_ED = router_,
-                             .router_bias_E = {},
-                             .w1 = w1_.view(),
-                             .w2 = w2_.view(),
-                             .b1_LH = {},
-                             .b2_LD = {}};
+    const MoeWeights weights = this->weights();
     layer_.forward({.weights = weights,
                     .h_TD = h_,
                     .mask_T = {},
@@ -156,6 +151,15 @@ class Layer {
     };
     make({make_dw1(), beta}, {});
     if (both && whole_) make({}, w2);
+  }
+
+  MoeWeights weights() const {
+    return {.router_ED = router_,
+            .router_bias_E = {},
+            .w1 = w1_.view(),
+            .w2 = w2_.view(),
+            .b1_LH = {},
+            .b2_LD = {}};
   }
 
   // Memory for the gradient of w2 where the hidden activation lies, whose gradient is read for the
