@@ -182,7 +182,7 @@ class StepExchange final : public PeerExchange {
     Control* const c = here();
     const auto lead = [&]<bool many>() {
       using Step = Early<many>;
-      const Signature first{.op = OpKind::kPrepare};
+      const Signature first{.op = OpKind::kPrepare, .early = true};
       launch("ep early",
              Step{c, static_cast<uint32_t>(first.bits()), static_cast<uint32_t>(d.signature.bits()),
                   d.signature.row_bytes, d.signature.plan, p, rows},
