@@ -111,13 +111,13 @@ struct Early {
   MOIETY_STEP void number(Team& team, Control& c) const {
     const NumberPairs<many> step{control, p, true, false};
     step.number(team, c, 0);
-    team.sync();
-    team.one([&] { store_release_here(&c.numbered, uint64_t{1}); });
     if (!come_to(team, c, c.early)) return;
     const uint64_t word = load_acquire(&c.early);
     const auto half_of = [&](Epoch epoch) { return static_cast<int>(epoch % c.depth); };
     step.send(team, c, 0, half_of(epoch_of(word) - 1));
     team.sync();
+    // From here on rows that turn out dead may lose their numbers.
+    on_last(team, [&] { store_release_here(&c.numbered, word); });
     team.each(c.ranks - 1, [&](int64_t i) {
       const Entry entry{word, row_bytes, plan};
       store_entry(c, c.peer(i), half_of(epoch_of(word)), entry, {});
