@@ -182,12 +182,11 @@ class StepExchange final : public PeerExchange {
     Control* const c = here();
     const auto lead = [&]<bool many>() {
       using Step = Early<many>;
-      const Signature first{.op = OpKind::kPrepare};
+      const Signature first{.op = OpKind::kPrepare, .early = true};
       launch("ep early",
              Step{c, static_cast<uint32_t>(first.bits()), static_cast<uint32_t>(d.signature.bits()),
                   d.signature.row_bytes, d.signature.plan, p, rows},
-             {1 + Step::kPushers, Step::shared_bytes(plan.topk, map_.experts(), map_.ranks())},
-             stream);
+             {Step::kBlocks, Step::shared_bytes(plan.topk, map_.experts(), map_.ranks())}, stream);
     };
     few_experts() ? lead.template operator()<false>() : lead.template operator()<true>();
     const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
@@ -415,7 +414,7 @@ class StepExchange final : public PeerExchange {
   // another.
   void check_waiting() {
     waiting_.emplace(options_.device, text("group \"{}\"", options_.name),
-                     takes_early_ ? 1 + Early<false>::kPushers : 1);
+                     takes_early_ ? Early<false>::kBlocks : 1);
     const std::string many = comm::too_many_waiting(*waiting_, machine_.multiprocessors());
     comm::agree(comm_->bootstrap(),
                 many.empty() ? many
