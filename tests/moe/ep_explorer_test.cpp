@@ -54,6 +54,7 @@ enum class Fault {
   kMeetsSenders,  // compares the entries of those alone that send it rows
   kAnyAddress,    // stores into direct rows without waiting for their owner's entry
   kEndsAtOnce,    // an owner does not wait for those that read its rows
+  kRecordsLast,   // late records behind the entry that tells of them
 };
 
 // The words of an entry; the operation is in the head.
@@ -72,6 +73,9 @@ struct Protocol {
   Stray stray = {};
   // Entries are told behind the rows, as GPU ranks may where nobody waits for them before.
   bool late_entries = false;
+  // The messages of kEarly bring counts, and the entry of kEarlyRows tells of their records, as GPU
+  // ranks do.
+  bool late_records = false;
 };
 
 // Words and cells hold epochs. All members are bytes, so a state is hashed as bytes.
@@ -86,6 +90,7 @@ struct State {
   uint8_t ready[2][kMaxDepth][kMaxRanks][kMaxRanks];   // [data, messages][half][at][from]
   uint8_t memory[2][kMaxDepth][kMaxRanks][kMaxRanks];  // [data, messages][half][at][place]
   uint8_t rows[kMaxRanks][kMaxRanks];  // [at][from]: direct rows, of one operation at a time
+  uint8_t records[kMaxDepth][kMaxRanks][kMaxRanks];  // [half][at][from]: late records
 };
 constexpr uint8_t kTorn = 0x80;  // a cell that is being written
 
@@ -211,6 +216,7 @@ class Explorer {
     const int half = n % p_.depth;
     const int r = peer(a, heads / 2);
     const bool first = heads++ % 2 == 0;
+    if (first && p_.fault != Fault::kRecordsLast) store_records(s, a, r, n);
     if (first == (p_.fault == Fault::kHeadFirst)) {
       s.head[half][r][a] = static_cast<uint8_t>(n);
       s.entry[half][r][a][kOperation] = content(a, n, kOperation);
@@ -233,11 +239,18 @@ class Explorer {
     uint8_t& cell = reaches ? s.rows[r][a] : s.memory[kind][half][r][place(op, a)];
     uint8_t& ready = s.ready[kind][half][r][a];
     const bool begins = stored++ % 2 == 0;
+    if (begins && p_.fault == Fault::kRecordsLast) store_records(s, a, r, n);
     if (!sends(op, a, r) || pulls(op, a)) return true;
     if (reaches) expect(in_operation(s, r, n), "a row is stored where no operation is");
     cell = static_cast<uint8_t>(begins ? n | kTorn : n);
     if (begins == (p_.fault == Fault::kFlagFirst)) ready = static_cast<uint8_t>(n);
     return true;
+  }
+
+  bool has_late_records(int n) const { return p_.late_records && p_.ops[n - 1] == Op::kEarlyRows; }
+  // Those of the messages of epoch n - 1, from a for r.
+  void store_records(State& s, int a, int r, int n) {
+    if (has_late_records(n)) s.records[(n - 1) % p_.depth][r][a] = static_cast<uint8_t>(n - 1);
   }
 
   bool read(State& s, int a, int n, int half) {
@@ -256,6 +269,9 @@ class Explorer {
         return true;
       }
       if (meets && !entered) return false;
+    }
+    if (has_late_records(n)) {
+      expect(s.records[(n - 1) % p_.depth][a][from] == n - 1, "a record is read that is not there");
     }
     if (pulls(op, from)) {
       expect(in_operation(s, from, n), "a row is read that its owner has back");
@@ -423,6 +439,29 @@ TEST(Explorer, RowsMayComeBeforeTheMessages) {
     }
     // Here meeting does not imply the credits.
     EXPECT_NE(Explorer({ranks, 2, between, Fault::kNoCredits}).run(), "ok");
+  }
+}
+
+TEST(Explorer, RecordsMayComeWithTheEntryOfEarlyRows) {
+  const std::vector<Op> between{Op::kCopy, Op::kEarly, Op::kEarlyRows, Op::kToHot},
+      twice{Op::kEarly, Op::kEarlyRows, Op::kEarly, Op::kEarlyRows};
+  for (const int ranks : {2, 3}) {
+    for (const int depth : {2, 3}) {
+      for (const auto& ops : {between, twice}) {
+        const auto explore = [&](Fault fault, bool late_entries) {
+          return Explorer({.ranks = ranks,
+                           .depth = depth,
+                           .ops = ops,
+                           .fault = fault,
+                           .late_entries = late_entries,
+                           .late_records = true})
+              .run();
+        };
+        EXPECT_EQ(explore(Fault::kNone, false), "ok");
+        EXPECT_EQ(explore(Fault::kNone, true), "ok");
+        EXPECT_EQ(explore(Fault::kRecordsLast, false), "a record is read that is not there");
+      }
+    }
   }
 }
 

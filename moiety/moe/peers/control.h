@@ -92,8 +92,9 @@ struct Control {
   int32_t in_half = 0;  // that of the epoch
   Entry entry;
   Entry next;  // of the dispatch in a prepare_dispatch whose prepare runs
-  // Its word: when rows may be pushed for it, and when that prepare's plan is settled; else 0.
-  uint64_t early = 0, settled = 0;
+  // Its word: when rows may be pushed for it, when that prepare's plan is settled, and when own rows
+  // and pairs have their numbers and peers the records; else 0.
+  uint64_t early = 0, settled = 0, numbered = 0;
   uint32_t ticket = 0;  // the blocks of a grid that have done their part
   uint32_t pulls = 0;   // 1: homes read the rows of direct ranks in the operation that runs
   Direct direct_R[kMostMappedRanks] = {};  // the rows of each rank that are direct in it

@@ -45,15 +45,17 @@ constexpr int64_t shared_counts(int64_t experts) { return 8 * kTokenBlock + 4 * 
 
 // Fills the ranks of a block's tokens, of which each has a bit for each rank that it has a pair of,
 // and calls use(pair of the block, its expert, or what there is in place of one). A thread has a
-// pair, so that all wait for memory together. The team meets behind it.
-template <class Team, class Use>
+// pair, so that all wait for memory together; `beside` is called when they have begun. The team meets
+// behind it.
+template <class Team, class Use, class Beside>
 MOIETY_STEP void find_pairs(Team& team, const Control& c, const PrepareView& p, int64_t b,
-                            Use&& use) {
+                            Use&& use, Beside&& beside) {
   auto* ranks = team.template shared<Ranks>(0);
   const int64_t tokens = p.tokens_of(b);
   team.sync();
   team.each(tokens, [&](int64_t i) { ranks[i] = 0; });
   team.sync();
+  beside();
   team.each(tokens * p.plan.topk, [&](int64_t i) {
     const Split pair(i, p.plan.topk);
     const int64_t e = p.index(b * kTokenBlock + pair.item, pair.rest);
@@ -61,6 +63,11 @@ MOIETY_STEP void find_pairs(Team& team, const Control& c, const PrepareView& p, 
     use(i, e);
   });
   team.sync();
+}
+template <class Team, class Use>
+MOIETY_STEP void find_pairs(Team& team, const Control& c, const PrepareView& p, int64_t b,
+                            Use&& use) {
+  find_pairs(team, c, p, b, use, [] {});
 }
 
 // Adds to the batch's counts of errors.
@@ -198,7 +205,28 @@ MOIETY_STEP void number_rows(Team& team, const Control& c, const PrepareView& p,
   team.sync();
 }
 
-// Counts the pairs that have a row, per expert, of every block of tokens; where some may have none.
+// Counts the pairs of block b that have a row, per expert, where some may have none. The team meets
+// behind it.
+template <class Team>
+MOIETY_STEP void count_kept_pairs(Team& team, Control& c, const PrepareView& p, int64_t b,
+                                  int32_t* pairs_E) {
+  const auto* ranks = team.template shared<Ranks>(0);
+  team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
+  team.sync();
+  team.each(p.tokens_of(b) * p.plan.topk, [&](int64_t i) {
+    const Split pair(i, p.plan.topk);
+    const int e = p.expert(c, b * kTokenBlock + pair.item, pair.rest);
+    if (e < 0) return;
+    if (ranks[pair.item] >> c.map.owner_E[e] & 1) {
+      add(&pairs_E[e], 1);
+    } else {
+      add(&c.cut, 1ull);
+    }
+  });
+  team.sync();
+}
+
+// The same of every block of tokens.
 struct CountPairs {
   static constexpr int kThreads = 256;
   Control* control;
@@ -209,25 +237,12 @@ struct CountPairs {
     Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    const auto* ranks = team.template shared<Ranks>(0);
     auto* pairs_E = team.template shared<int32_t>(8 * kTokenBlock);
     for (int64_t b = team.block(); b < plan.blocks; b += team.blocks()) {
       find_pairs(team, c, p, b, [](int64_t, int64_t) {});
       number_rows(
           team, c, p, b, [](int64_t, int, int64_t) {}, [](int, int64_t) {});
-      team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
-      team.sync();
-      team.each(p.tokens_of(b) * plan.topk, [&](int64_t i) {
-        const Split pair(i, plan.topk);
-        const int e = p.expert(c, b * kTokenBlock + pair.item, pair.rest);
-        if (e < 0) return;
-        if (ranks[pair.item] >> c.map.owner_E[e] & 1) {
-          add(&pairs_E[e], 1);
-        } else {
-          add(&c.cut, 1ull);
-        }
-      });
-      team.sync();
+      count_kept_pairs(team, c, p, b, pairs_E);
       team.each(c.experts, [&](int64_t e) { plan.pair_end_BE[b * c.experts + e] = pairs_E[e]; });
     }
   }

@@ -8,14 +8,15 @@
 
 namespace moiety::moe::peers {
 
-// All of prepare_dispatch but for the taking of rows. The first block enters both epochs, numbers rows
-// and pairs, sends prepare's messages, settles the plan with those of the peers, and waits for all
-// rows. The others push the rows, also those that turn out dead, when the first one has entered, and
-// find the slots when it has settled the plan: all of them may wait at the same time. The credits for
-// both epochs are given when the rows are taken.
+// All of prepare_dispatch but for the taking of rows. The first block enters both epochs, counts rows
+// and pairs, sends heads and counts, settles the plan with those of the peers, and waits for their
+// rows and records. The second one numbers rows and pairs and sends the records, then the entry of
+// dispatch, by which peers know that they are there. The others push the rows, also those that turn
+// out dead, when the first one has entered, and find the slots when it has settled the plan: all of
+// them may wait at the same time. The credits for both epochs are given when the rows are taken.
 template <bool many>
 struct Early {
-  static constexpr int kThreads = NumberPairs<many>::kThreads, kPushers = 7;
+  static constexpr int kThreads = NumberPairs<many>::kThreads, kPushers = 6, kBlocks = 2 + kPushers;
   static constexpr bool kTogether = true;
   Control* control;
   uint32_t prepare, dispatch;  // signatures
@@ -29,31 +30,45 @@ struct Early {
   static constexpr int64_t kTokens = 8 * kTokenBlock;
   static constexpr int64_t counts(int64_t ranks) { return kTokens + 2 * kTokenBlock * ranks; }
   static constexpr int64_t shared_bytes(int64_t topk, int64_t experts, int64_t ranks) {
-    const int64_t lead = NumberPlaces(topk, experts, kThreads / 32).bytes;
-    const int64_t push = counts(ranks) + 4 * ranks, more = lead > push ? lead : push;
-    return more > trim_bytes(experts) ? more : trim_bytes(experts);
+    const int64_t number = NumberPlaces(topk, experts, kThreads / 32).bytes;
+    const int64_t push = counts(ranks) + 4 * ranks, more = number > push ? number : push;
+    const int64_t trim = trim_bytes(experts), count = shared_counts(experts);
+    const int64_t lead = trim > count ? trim : count;
+    return more > lead ? more : lead;
   }
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
-    if (team.block() > 0) {
-      Team pushing = team.part(1, team.blocks() - 1);
+    if (team.block() > 1) {
+      Team pushing = team.part(2, kPushers);
       return push(pushing, c);
     }
-    Team alone = team.part(0, 1);
-    if (enter(alone, c)) lead(alone, c);
+    Team alone = team.part(team.block(), 1);
+    team.block() == 0 ? lead(alone, c) : number(alone, c);
   }
 
  private:
+  // Enters, and finds the ranks and experts of pairs meanwhile. False if the group has failed.
   template <class Team>
-  MOIETY_STEP bool enter(Team& team, Control& c) const {
-    const bool entered = enter_epochs(team, c, 1, [&] {
-      c.pulls = 0;
-      c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
-      c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
-    });
-    if (!entered) return false;
+  MOIETY_STEP bool enter(Team& team, Control& c, Errors& errors, int32_t* pairs_E) const {
+    team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
+    find_pairs(
+        team, c, p, 0,
+        [&](int64_t i, int64_t e) {
+          errors.look(c, p, 0, i, e);
+          if (e >= 0 && e < c.experts) add(&pairs_E[e], 1);
+        },
+        [&] {
+          on_last(team, [&] {
+            begin_epochs(c, [&] {
+              c.pulls = 0;
+              c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
+              c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
+            });
+          });
+        });
+    if (!await_credits(team, c, 1)) return false;
     // Released, so that what is pushed comes behind the credits that this block has seen.
     team.one([&] { store_release_here(&c.early, c.next.word); });
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
@@ -62,18 +77,18 @@ struct Early {
 
   template <class Team>
   MOIETY_STEP void lead(Team& team, Control& c) const {
-    NumberPairs<many>{control, p, true, false}(team);
+    auto* pairs_E = team.template shared<int32_t>(8 * kTokenBlock);
+    Errors errors;
+    if (!enter(team, c, errors, pairs_E)) return;
+    errors.add_up(team, c);
+    number_rows(
+        team, c, p, 0, [](int64_t, int, int64_t) {},
+        [&](int r, int64_t n) { keep_rows(c, p, r, n); });
+    if (p.may_cut()) count_kept_pairs(team, c, p, 0, pairs_E);
+    team.each(c.experts, [&](int64_t e) { keep_pairs(c, p, e, pairs_E[e]); });
     team.sync();
     ExchangeHeads{control, p, true, false}(team);
     clear_slots(team, p.plan);
-    // By other threads than those that told of the first entry, who wait until it has arrived.
-    constexpr int64_t kOthers = 128;
-    team.each(kOthers + c.ranks - 1, [&](int64_t i) {
-      if (i < kOthers) return;
-      const int r = c.peer(i - kOthers);
-      store_entry(c, r, c.next_half(), c.next, {});
-      post_head(c, r, c.next_half(), c.next);
-    });
     const ExchangeHeads heads{control, p, false, true};
     heads(team);
     if (failed(team, c)) return;
@@ -92,7 +107,25 @@ struct Early {
     rows_here.came(team, start);
   }
 
-  // Returns when the first block has stored `word`; false if the group has failed.
+  template <class Team>
+  MOIETY_STEP void number(Team& team, Control& c) const {
+    const NumberPairs<many> step{control, p, true, false};
+    step.number(team, c, 0);
+    if (!come_to(team, c, c.early)) return;
+    const uint64_t word = load_acquire(&c.early);
+    const auto half_of = [&](Epoch epoch) { return static_cast<int>(epoch % c.depth); };
+    step.send(team, c, 0, half_of(epoch_of(word) - 1));
+    team.sync();
+    // From here on rows that turn out dead may lose their numbers.
+    on_last(team, [&] { store_release_here(&c.numbered, word); });
+    team.each(c.ranks - 1, [&](int64_t i) {
+      const Entry entry{word, row_bytes, plan};
+      store_entry(c, c.peer(i), half_of(epoch_of(word)), entry, {});
+      post_head(c, c.peer(i), half_of(epoch_of(word)), entry);
+    });
+  }
+
+  // Returns when another block has stored `word`; false if the group has failed.
   template <class Team>
   MOIETY_STEP bool come_to(Team& team, const Control& c, const uint64_t& word) const {
     team.one([&] {
@@ -137,7 +170,7 @@ struct Early {
       if (task.chunk * c.chunk_rows >= rows_R[task.peer]) return;
       store_release(c.ready_word_in(half, task.peer, c.rank, task.chunk), word);
     });
-    if (!come_to(team, c, c.settled)) return;
+    if (!come_to(team, c, c.settled) || !come_to(team, c, c.numbered)) return;
     FindSlots{control, p, static_cast<int>((epoch_of(word) - 1) % c.depth)}(team);
   }
 };

@@ -20,7 +20,7 @@ const char* op_name(uint64_t word) { return kOpNames[word & 7]; }
 std::string describe(const Entry& entry) {
   const uint64_t word = entry.word;
   const auto op = static_cast<OpKind>(word & 7);
-  if (op == OpKind::kPrepare) return "prepare";
+  if (op == OpKind::kPrepare) return word >> 9 & 1 ? "prepare_dispatch" : "prepare";
   const bool sums = op == OpKind::kCombine || op == OpKind::kDispatchBackward;
   return text("{}({}, {} B{}{}{}{}) of plan {}", op_name(word),
               name(static_cast<PayloadFormat>(word >> 3 & 7)), entry.row_bytes,

@@ -69,17 +69,18 @@ MOIETY_STEP void post_entries(Team& team, const Control& c, const OwnRows& own) 
   });
 }
 
-// Takes the next epoch, whose words `begin` sets; returns when all peers have read what this rank's
-// stores up to `ahead` epochs later will overwrite. False if the group has failed.
-template <class Team, class Begin>
-MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin) {
-  team.one([&] {
-    c.begin_epoch();
-    begin();
-    if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
-    if (look(&c.failed) == 0) poisoned(c);
-  });
-  team.sync();
+// Takes the next epoch, whose words `begin` sets; on one thread.
+template <class Begin>
+MOIETY_STEP void begin_epochs(Control& c, Begin&& begin) {
+  c.begin_epoch();
+  begin();
+  if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
+  if (look(&c.failed) == 0) poisoned(c);
+}
+// Returns when all peers have read what this rank's stores up to `ahead` epochs later will overwrite.
+// False if the group has failed.
+template <class Team>
+MOIETY_STEP bool await_credits(Team& team, Control& c, Epoch ahead) {
   if (failed(team, c)) return false;
   const uint64_t start = nanoseconds();
   team.each(c.ranks - 1, [&](int64_t i) {
@@ -92,6 +93,14 @@ MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin
     c.began_ns = nanoseconds();
   });
   return true;
+}
+
+// Both.
+template <class Team, class Begin>
+MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin) {
+  team.one([&] { begin_epochs(c, begin); });
+  team.sync();
+  return await_credits(team, c, ahead);
 }
 
 // Takes the next epoch; returns when all peers have read what this rank's stores will overwrite. Where
@@ -247,7 +256,7 @@ struct Last {
     bool last = false;
     team.one([&] { last = comes_last(&c.ticket, team.blocks()); });
     if (team.any(last)) {
-      team.one([&] { c.early = c.settled = 0; });
+      team.one([&] { c.early = c.settled = c.numbered = 0; });
       if (look(&c.failed) == 0) give_credits(team, c);
     }
     if constexpr (requires { step.behind(team); }) step.behind(team);

@@ -17,6 +17,19 @@ struct NumberPlaces {
         bytes(before + 2 * warps * experts) {}
 };
 
+// What a rank with at most one block of tokens counts: rows for rank r, before any cut, and pairs.
+MOIETY_STEP void keep_rows(const Control& c, const PrepareView& p, int r, int64_t rows) {
+  const int64_t most = p.most_rows(c, r);
+  const auto kept = static_cast<int32_t>(rows < most ? rows : most);
+  c.scratch.uncut_R[r] = static_cast<int32_t>(rows);
+  p.plan.rows_RR[c.rank * c.ranks + r] = kept;
+  if (p.plan.blocks > 0) p.plan.row_end_BR[r] = kept;
+}
+MOIETY_STEP void keep_pairs(const Control& c, const PrepareView& p, int64_t e, int32_t count) {
+  p.plan.count_RE[int64_t{c.rank} * c.experts + e] = count;
+  if (p.plan.blocks > 0) p.plan.pair_end_BE[e] = count;
+}
+
 // Numbers own rows and pairs (for now in slot_TK), and stores the records of rows for peers. `Many`:
 // for many experts, of which the memory of a team holds fewer warps' counts.
 template <bool many>
@@ -25,60 +38,66 @@ struct NumberPairs {
   static constexpr int64_t kMostExperts = many ? INT32_MAX : 1024;
   Control* control;
   PrepareView p;
-  bool alone = false;   // there is at most one block of tokens, whose rows and pairs it counts, too
-  bool clears = alone;  // and marks that no slot has a row yet
+  bool alone = false;  // there is at most one block of tokens
+  // It counts the block's rows and pairs, too, and marks that no slot has a row yet.
+  bool counts = alone;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     Control& c = *control;
     if (failed(team, c)) return;
     const PlanView& plan = p.plan;
-    if (clears) clear_slots(team, plan);
+    if (counts) clear_slots(team, plan);
+    for (int64_t b = team.block(); b < (alone ? 1 : plan.blocks); b += team.blocks()) {
+      team.sync();
+      number(team, c, b);
+      send(team, c, b, -1);
+    }
+  }
+  // The numbers of a block. The team meets behind it, but for what slot_TK gets.
+  template <class Team>
+  MOIETY_STEP void number(Team& team, Control& c, int64_t b) const {
+    const PlanView& plan = p.plan;
     const int topk = plan.topk;
     const NumberPlaces at(topk, c.experts, team.warps());
-    const auto* ranks = team.template shared<Ranks>(0);
     auto* expert_P = team.template shared<int16_t>(at.kExperts);
     auto* number_P = team.template shared<int32_t>(at.numbers);
-    for (int64_t b = team.block(); b < (alone ? 1 : plan.blocks); b += team.blocks()) {
-      const int64_t first = b * kTokenBlock, tokens = p.tokens_of(b), pairs = tokens * topk;
-      Errors errors;
-      team.sync();
-      team.each(tokens * c.ranks, [&](int64_t i) { plan.row_TR[first * c.ranks + i] = -1; });
-      find_pairs(team, c, p, b, [&](int64_t i, int64_t e) {
-        if (alone) errors.look(c, p, b, i, e);
-        expert_P[i] = static_cast<int16_t>(e < c.experts ? e < 0 ? -1 : e : -1);
-      });
-      if (alone) errors.add_up(team, c);
-      number_rows(
-          team, c, p, b,
-          [&](int64_t i, int r, int64_t row) {
-            plan.row_TR[(first + i) * c.ranks + r] = static_cast<int32_t>(row);
-            if (r == c.rank) plan.token(r, row) = static_cast<int32_t>(first + i);
-          },
-          [&](int r, int64_t rows) {
-            if (alone) count_rows(c, r, rows);
-          });
-      if (p.may_cut()) cut_pairs(team, c, pairs);
-      number_pairs(team, c, b, pairs);
-      team.each(pairs, [&](int64_t i) {
-        plan.slot_TK[first * topk + i] = expert_P[i] < 0 ? -1 : number_P[i];
-      });
-      team.each(pairs, [&](int64_t i) { send(c, first, i, ranks, expert_P[i], number_P[i]); });
-    }
+    const int64_t first = b * kTokenBlock, tokens = p.tokens_of(b), pairs = tokens * topk;
+    Errors errors;
+    team.each(tokens * c.ranks, [&](int64_t i) { plan.row_TR[first * c.ranks + i] = -1; });
+    find_pairs(team, c, p, b, [&](int64_t i, int64_t e) {
+      if (counts) errors.look(c, p, b, i, e);
+      expert_P[i] = static_cast<int16_t>(e < c.experts ? e < 0 ? -1 : e : -1);
+    });
+    if (counts) errors.add_up(team, c);
+    number_rows(
+        team, c, p, b,
+        [&](int64_t i, int r, int64_t row) {
+          plan.row_TR[(first + i) * c.ranks + r] = static_cast<int32_t>(row);
+          if (r == c.rank) plan.token(r, row) = static_cast<int32_t>(first + i);
+        },
+        [&](int r, int64_t rows) {
+          if (counts) keep_rows(c, p, r, rows);
+        });
+    if (p.may_cut()) cut_pairs(team, c, pairs);
+    number_pairs(team, c, b, pairs);
+    team.each(pairs, [&](int64_t i) {
+      plan.slot_TK[first * topk + i] = expert_P[i] < 0 ? -1 : number_P[i];
+    });
+  }
+  // The records of a numbered block, for messages in this half; -1: in that of the epoch.
+  template <class Team>
+  MOIETY_STEP void send(Team& team, const Control& c, int64_t b, int half) const {
+    const NumberPlaces at(p.plan.topk, c.experts, team.warps());
+    const auto* ranks = team.template shared<Ranks>(0);
+    const auto* expert_P = team.template shared<int16_t>(at.kExperts);
+    const auto* number_P = team.template shared<int32_t>(at.numbers);
+    team.each(p.tokens_of(b) * p.plan.topk, [&](int64_t i) {
+      send(c, b * kTokenBlock, i, ranks, {expert_P[i], number_P[i]}, half);
+    });
   }
 
  private:
-  MOIETY_STEP void count_rows(const Control& c, int r, int64_t rows) const {
-    const int64_t most = p.most_rows(c, r);
-    const auto kept = static_cast<int32_t>(rows < most ? rows : most);
-    c.scratch.uncut_R[r] = static_cast<int32_t>(rows);
-    p.plan.rows_RR[c.rank * c.ranks + r] = kept;
-    if (p.plan.blocks > 0) p.plan.row_end_BR[r] = kept;
-  }
-  MOIETY_STEP void count_pairs(const Control& c, int64_t e, int count) const {
-    p.plan.count_RE[int64_t{c.rank} * c.experts + e] = count;
-    if (p.plan.blocks > 0) p.plan.pair_end_BE[e] = count;
-  }
   // Takes away the pairs whose tokens have no row. The team meets behind it.
   template <class Team>
   MOIETY_STEP void cut_pairs(Team& team, Control& c, int64_t pairs) const {
@@ -88,7 +107,7 @@ struct NumberPairs {
       if (expert_P[i] < 0) return;
       if (ranks[Split(i, p.plan.topk).item] >> c.map.owner_E[expert_P[i]] & 1) return;
       expert_P[i] = -1;
-      if (alone) add(&c.cut, 1ull);
+      if (counts) add(&c.cut, 1ull);
     });
     team.sync();
   }
@@ -129,7 +148,7 @@ struct NumberPairs {
           sum += count_W[i];
         }
       }
-      if (alone) count_pairs(c, e, sum);
+      if (counts) keep_pairs(c, p, e, sum);
     });
     team.sync();
     const int32_t* const ended = b == 0 ? nullptr : p.plan.pair_end_BE + (b - 1) * experts;
@@ -143,15 +162,18 @@ struct NumberPairs {
 
   // Stores what the records of its token say of pair i of the block that begins with token `first`,
   // and with the first pair the token. A record is that of a row for a peer.
-  MOIETY_STEP void send(const Control& c, int64_t first, int64_t i, const Ranks* ranks, int expert,
-                        int32_t number) const {
+  MOIETY_STEP void send(const Control& c, int64_t first, int64_t i, const Ranks* ranks,
+                        const Choice& numbered, int half) const {
+    const int expert = numbered.expert;
+    const int32_t number = numbered.pair;
     const Split pair(i, p.plan.topk);
     const int owner = expert < 0 ? -1 : c.map.owner_E[expert];
     const int32_t local = expert < 0 ? -1 : c.map.local_E[expert];
     const int64_t t = first + pair.item;
     for (int r = 0; r < c.ranks; ++r) {
       if (r == c.rank || (ranks[pair.item] >> r & 1) == 0) continue;
-      std::byte* const out = c.message(r, c.rank) + head_bytes(c.experts, c.ranks) +
+      std::byte* const message = half < 0 ? c.message(r, c.rank) : c.message_in(half, r, c.rank);
+      std::byte* const out = message + head_bytes(c.experts, c.ranks) +
                              p.plan.row_TR[t * c.ranks + r] * routing_bytes(p.plan.topk);
       const Choice choice = owner == r ? Choice{local, number} : Choice{};
       store(out + 8 * (pair.rest + 1), choice);

@@ -182,12 +182,11 @@ class StepExchange final : public PeerExchange {
     Control* const c = here();
     const auto lead = [&]<bool many>() {
       using Step = Early<many>;
-      const Signature first{.op = OpKind::kPrepare};
+      const Signature first{.op = OpKind::kPrepare, .early = true};
       launch("ep early",
              Step{c, static_cast<uint32_t>(first.bits()), static_cast<uint32_t>(d.signature.bits()),
                   d.signature.row_bytes, d.signature.plan, p, rows},
-             {1 + Step::kPushers, Step::shared_bytes(plan.topk, map_.experts(), map_.ranks())},
-             stream);
+             {Step::kBlocks, Step::shared_bytes(plan.topk, map_.experts(), map_.ranks())}, stream);
     };
     few_experts() ? lead.template operator()<false>() : lead.template operator()<true>();
     const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
@@ -231,9 +230,11 @@ class StepExchange final : public PeerExchange {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
-    // The own parts wait in `out`, if it has room for them and nothing that is added later.
-    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token &&
-                       (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
+    // The own parts wait in `out`, if nothing that is added later lies there, and if its elements are
+    // those that travel: wider ones would be written and read for longer than they save.
+    const bool like_wire = sum.y_CD.dtype() == DType::kFloat32 || rows.out_fp32 == rows.wire_fp32;
+    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token && like_wire &&
+                       !overlap(sum.addend, sum.out_TD);
     const auto take = [&]<class Step>(const Step& step) {
       const int64_t items = plan.tokens * rows.pieces();
       launch("ep take sums", Last<Step>{step, here()},
@@ -415,7 +416,7 @@ class StepExchange final : public PeerExchange {
   // another.
   void check_waiting() {
     waiting_.emplace(options_.device, text("group \"{}\"", options_.name),
-                     takes_early_ ? 1 + Early<false>::kPushers : 1);
+                     takes_early_ ? Early<false>::kBlocks : 1);
     const std::string many = comm::too_many_waiting(*waiting_, machine_.multiprocessors());
     comm::agree(comm_->bootstrap(),
                 many.empty() ? many
