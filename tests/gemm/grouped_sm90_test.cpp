@@ -172,6 +172,28 @@ TEST(GroupedSm90, KnowsWhichRowsAreGathered) {
   EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 256, Gathered::kA}));
 }
 
+TEST(GroupedSm90, LongProductsOfManyRowsTakePairs) {
+  static const int32_t source = 0;
+  const auto pairs = [](GemmOp op, int64_t rows, int64_t k, int64_t n, const int32_t* rows_from,
+                        int64_t multiprocessors = 132) {
+    TileGemm g = product(op);
+    g.groups.capacity = rows * g.groups.groups;
+    g.k = k;
+    g.n = n;
+    g.a.source = rows_from;
+    return sm90::choose_kernel(g, multiprocessors).pairs;
+  };
+  EXPECT_TRUE(pairs(GemmOp::kTN, 2048, 4096, 2048, &source));
+  EXPECT_TRUE(pairs(GemmOp::kNN, 1024, 7168, 2048, &source));
+  EXPECT_TRUE(pairs(GemmOp::kNN, 2048, 4096, 4096, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kTN, 2048, 4096, 2048, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 1023, 4096, 4096, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 1536, 4096, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 14336, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 2880, 2880, nullptr));  // tiles of 192 columns
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 4096, nullptr, 1));
+}
+
 TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {
   const auto turns = [](int64_t m, int64_t n, auto&& change) {
     TileGemm g = product(GemmOp::kNT);

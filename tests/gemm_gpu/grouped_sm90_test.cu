@@ -96,17 +96,17 @@ class GroupedSm90Gpu : public GpuTest {
     if (c.gathered == sm90::Gathered::kB) return {128};
     return {sm90::kTileColumns.begin(), sm90::kTileColumns.end()};
   }
-  // 0 columns: those of the kernel that is chosen.
+  // 0 columns: the kernel that is chosen.
   Tensor run(const Problem& p, const Case& c, int columns, bool turns = false, int sm_limit = 0,
-             int64_t capacity = 0) {
+             int64_t capacity = 0, bool pairs = false) {
     p.result(c).upload(stream);  // as it was before
     TileGemm g = tile_gemm_of(p.args(c, kOnGpu), 0);
     EXPECT_EQ(sm90::refusal(g, gpu_properties(0)).value_or(""), "");
     g.sm_limit = sm_limit;
     if (capacity > 0) g.groups.capacity = capacity;
-    const sm90::Kernel chosen = sm90::choose_kernel(g, gpu_properties(0).multiprocessors);
-    const sm90::Start start = sm90::start(
-        g, {chosen.op, columns > 0 ? columns : chosen.columns, chosen.gathered, turns}, stream);
+    sm90::Kernel kernel = sm90::choose_kernel(g, multiprocessors_of(g, gpu_properties(0)));
+    if (columns > 0) kernel = {kernel.op, columns, kernel.gathered, turns, pairs};
+    const sm90::Start start = sm90::start(g, kernel, stream);
     if (sm_limit > 0) EXPECT_LE(start.shape.blocks, sm_limit);
     launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     return p.result(c).download(stream);
@@ -126,6 +126,13 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
       if (c.op == GroupedOp::kWgrad && c.gathered == sm90::Gathered::kNone) {
         ASSERT_EQ(difference(run(p, c, 192, true), first), "") << "in turns";
         ASSERT_EQ(difference(run(p, c, 192, true, 3), first), "") << "in turns, 3 multiprocessors";
+      }
+      const GemmOp op = c.op == GroupedOp::kForward ? GemmOp::kTN
+                        : c.op == GroupedOp::kDgrad ? GemmOp::kNN
+                                                    : GemmOp::kNT;
+      if (sm90::has_pairs(op, 256, c.gathered)) {
+        ASSERT_EQ(difference(run(p, c, 256, false, 0, 0, true), first), "") << "pairs";
+        ASSERT_EQ(difference(run(p, c, 256, false, 5, 0, true), first), "") << "two pairs";
       }
       ASSERT_EQ(difference(run(p, c, 0, false, 7), first), "") << "7 multiprocessors";
       ASSERT_EQ(difference(run(p, c, 0), first), "") << "again";

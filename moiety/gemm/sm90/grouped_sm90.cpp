@@ -121,6 +121,15 @@ bool takes_turns(const Product& g, int64_t multiprocessors) {
          rows * columns >= 2 * multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
 }
 
+// Products that are faster in pairs of blocks: of many rows a group, so that few tiles have no
+// neighbour, and tiles of many steps, for which blocks wait for each other at their ends alone; but
+// not of matrices of more than 64 MiB, where it was no gain.
+bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
+  constexpr int64_t kRows = 1024, kLeast = 2048, kMost = int64_t{1} << 25;
+  return has_pairs(kernel.op, kernel.columns, kernel.gathered) && multiprocessors > 1 &&
+         g.groups.capacity >= kRows * g.groups.groups && g.k >= kLeast && g.k * g.n <= kMost;
+}
+
 }  // namespace
 
 FusedKernel choose_fused(const Product& g) {
@@ -136,6 +145,7 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }
+  kernel.pairs = takes_pairs(product, kernel, multiprocessors);
   return kernel;
 }
 

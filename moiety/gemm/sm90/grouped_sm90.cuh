@@ -2,7 +2,6 @@
 #pragma once
 
 #include "moiety/gemm/sm90/loader.cuh"
-#include "moiety/gemm/sm90/pairs.cuh"
 #include "moiety/gemm/sm90/storer.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -118,11 +117,30 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   }
 }
 
-template <GemmOp kOp, int kColumns, Gathered kGathered>
-__global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
-    grouped_products(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
-  constexpr bool kGathers = kGathered != Gathered::kNone;
-  using L = Layout<kOp, kColumns, kGathered>;
+template <GemmOp kOp, Gathered kGathered, class L>
+__device__ __forceinline__ void load_tiles_of(const TileGemm& g, const Maps& maps, uint32_t base,
+                                              Tile* tiles, const GroupTable& table) {
+  const bool first = threadIdx.x == kGroups * kWarpGroup;
+  if (!L::kGathers && !first) return;
+  Loader<kOp, L::kColumns, kGathered, L> loader(g, maps, base);
+  const WalkOf<kOp, L> walk(g, table);
+  int64_t index = blockIdx.x / L::kTogether;
+  Tile t = walk.at(index);
+  loader.begin(t);
+  for (int n = 0;; ++n) {
+    if (first) tiles[n % kTilesAhead] = t;
+    if (L::kGathers) __syncwarp();
+    if (t.group < 0) break;
+    const Tile next = walk.at(index += gridDim.x / L::kTogether);
+    loader.tile(t, next);
+    t = next;
+  }
+  loader.end();
+}
+
+template <GemmOp kOp, Gathered kGathered, class L>
+__device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g) {
+  constexpr bool kGathers = L::kGathers;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
@@ -130,37 +148,42 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < L::kStages; ++s) {
       barrier_init(base + L::kBarriers + s * 16, kGathers ? L::kLoaders + 1 : 1);
-      barrier_init(base + L::kBarriers + s * 16 + 8, kGroups * kWarpGroup / 32);
+      barrier_init(base + L::kBarriers + s * 16 + 8, L::kTogether * kGroups * kWarpGroup / 32);
     }
     barrier_init_fence();
   }
-  if (kOp != GemmOp::kNT) table->fill(g, TileWalk<kOp, kColumns, L::kTileM>::tiles_of);
+  if constexpr (L::kInPairs) {
+    const int columns = pieces(g.n, L::kColumns);
+    table->fill(g, [&](int rows) { return WalkOf<kOp, L>::tiles_of(rows, columns); });
+  } else if constexpr (kOp != GemmOp::kNT) {
+    table->fill(g, WalkOf<kOp, L>::tiles_of);
+  }
   __syncthreads();
+  if constexpr (L::kInPairs) cluster_meet();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role >= kGroups) {
     give_registers<L::kManyLoaders ? 48 : kGathers ? 56 : 40>();
-    const bool first = threadIdx.x == kGroups * kWarpGroup;
-    if (!kGathers && !first) return;
-    Loader<kOp, kColumns, kGathered, L> loader(g, maps, base);
-    const TileWalk<kOp, kColumns, L::kTileM> walk(g, *table);
-    int64_t index = blockIdx.x;
-    Tile t = walk.at(index);
-    loader.begin(t);
-    for (int n = 0;; ++n) {
-      if (first) tiles[n % kTilesAhead] = t;
-      if (kGathers) __syncwarp();
-      if (t.group < 0) break;
-      const Tile next = walk.at(index += gridDim.x);
-      loader.tile(t, next);
-      t = next;
-    }
-    loader.end();
+    load_tiles_of<kOp, kGathered, L>(g, maps, base, tiles, *table);
   } else {
     take_registers<L::kManyLoaders ? 208 : kGathers ? 224 : 232>();
-    Storer<kOp, kColumns, L> results(g, maps, base, role);
+    Storer<kOp, L::kColumns, L> results(g, maps, base, role);
     multiply_tiles<kOp, L>(base, tiles, role, results);
     results.end();
   }
+}
+
+template <GemmOp kOp, int kColumns, Gathered kGathered>
+__global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
+    grouped_products(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
+  run_products<kOp, kGathered, Layout<kOp, kColumns, kGathered>>(maps, g);
+}
+template <GemmOp kOp, int kColumns, Gathered kGathered>
+__global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered, true>::kThreads, 1)
+    __cluster_dims__(kPair, 1, 1)
+        grouped_pairs(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
+  run_products<kOp, kGathered, Layout<kOp, kColumns, kGathered, true>>(maps, g);
+  __syncwarp();
+  cluster_meet();  // the other block's loads arrive in this one
 }
 
 template <GemmOp kOp, int kColumns, Gathered kGathered>
@@ -168,6 +191,14 @@ KernelLaunch launch_of() {
   using L = Layout<kOp, kColumns, kGathered>;
   return {{kOp, kColumns, kGathered},
           grouped_products<kOp, kColumns, kGathered>,
+          L::kThreads,
+          L::kBytes};
+}
+template <GemmOp kOp, int kColumns, Gathered kGathered>
+KernelLaunch launch_of_pairs() {
+  using L = Layout<kOp, kColumns, kGathered, true>;
+  return {{kOp, kColumns, kGathered, false, true},
+          grouped_pairs<kOp, kColumns, kGathered>,
           L::kThreads,
           L::kBytes};
 }

@@ -25,6 +25,7 @@ struct Kernel {
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
   bool turns = false;  // kNT: two groups multiply in turns, a tile each
+  bool pairs = false;  // of rows: blocks in pairs, which share the matrix's part (pairs.cuh)
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
@@ -34,6 +35,11 @@ constexpr int tile_rows(GemmOp op, Gathered gathered) {
   return op == GemmOp::kNT && gathered == Gathered::kB ? 256 : kTileRows;
 }
 inline constexpr std::array kTileColumns = {128, 192, 256};
+// Whether there is a kernel of pairs: of the widest tiles of gathered rows, and of gradients of rows.
+constexpr bool has_pairs(GemmOp op, int columns, Gathered gathered) {
+  return columns == kTileColumns.back() &&
+         (op == GemmOp::kNN || (op == GemmOp::kTN && gathered == Gathered::kA));
+}
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
 std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);

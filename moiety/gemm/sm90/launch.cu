@@ -9,7 +9,7 @@ namespace {
 const KernelLaunch& launch_of(const Kernel& chosen) {
   for (const auto& table : {forward_launches(), forward_gathered_launches(), dgrad_launches(),
                             dgrad_gathered_launches(), wgrad_launches(), wgrad_gathered_launches(),
-                            wgrad_turns_launches()}) {
+                            wgrad_turns_launches(), pairs_launches()}) {
     for (const KernelLaunch& row : table) {
       if (row.is == chosen) return row;
     }
@@ -68,9 +68,10 @@ Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, tile_rows(g.op, kernel.gathered), row.is.columns);
+  const int together = row.is.pairs ? 2 : 1;
   return {row.kernel,
-          {std::min(tiles, processors), row.threads, row.shared_bytes},
-          maps_of(g, row.is.columns)};
+          {together * std::min(tiles, processors / together), row.threads, row.shared_bytes},
+          maps_of(g, row.is.columns / together, kBox / together)};
 }
 
 namespace {

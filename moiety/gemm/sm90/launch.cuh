@@ -34,6 +34,7 @@ std::span<const KernelLaunch> dgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_launches();
 std::span<const KernelLaunch> wgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_turns_launches();
+std::span<const KernelLaunch> pairs_launches();
 
 // Those of fused.h.
 struct FusedMaps {

@@ -3,6 +3,8 @@
 // them belongs to both, with columns of its own for each.
 #pragma once
 
+#include <type_traits>
+
 #include "moiety/gemm/sm90/device.cuh"
 #include "moiety/gemm/sm90/tile_walk.cuh"
 
@@ -53,5 +55,10 @@ class PairWalk {
   const GroupTable& table_;
   int columns_, rank_;
 };
+
+// The walk of a block, or of a pair of blocks, over its tiles.
+template <GemmOp kOp, class L>
+using WalkOf =
+    std::conditional_t<L::kInPairs, PairWalk<L::kColumns>, TileWalk<kOp, L::kColumns, L::kTileM>>;
 
 }  // namespace moiety::gemm::sm90

@@ -1,8 +1,8 @@
 // Shared memory of the kernel of grouped_sm90.h, and places in its tensor maps.
 #pragma once
 
+#include "moiety/gemm/sm90/pairs.cuh"
 #include "moiety/gemm/sm90/tensor_map.cuh"
-#include "moiety/gemm/sm90/tile_walk.cuh"
 #include "moiety/gemm/sm90/wgmma.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -15,9 +15,10 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
 // are better off with a stage more.
-template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered>
+template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered, bool kPairs = false>
 struct Layout {
-  static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = false;
+  static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = kPairs;
+  static constexpr int kTogether = kPairs ? kPair : 1;  // blocks
   // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
   // for products of all columns of a tile, which read less of the shared memory.
   static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;
