@@ -1,9 +1,10 @@
 // A whole layer of experts on one rank, forward and backward: router, plan, experts, sums. Rows of
 // both layouts (moe.layout): the value counts the experts' products, `peak_mib` all memory but the
 // weights: tensors of tokens, gradients and what the layer takes while it runs, of which `kept_mib`
-// lies between forward and backward. Gradients have memory from backward on, that of w1, which comes
-// last, from its product on: as where a framework makes them. On a GPU the step is a graph that is
-// replayed; rows `.host` are the time in which the host enqueues it, operation by operation.
+// lies between forward and backward. Weight gradients have memory from their products on, the last of
+// them, if it is that of w2, where the hidden activation lay: as where a framework makes them. On a
+// GPU the step is a graph that is replayed; rows `.host` are the time in which the host enqueues it,
+// operation by operation.
 #include <cmath>
 #include <optional>
 
@@ -98,12 +99,7 @@ class Layer {
     if (gradients_.added) w2.grad = make_dw2();
     const int64_t before = arena_.in_use();
     MoeSaved saved;
-    const MoeWeights weights{.router_ED = router_,
-                             .router_bias_E = {},
-                             .w1 = w1_.view(),
-                             .w2 = w2_.view(),
-                             .b1_LH = {},
-                             .b2_LD = {}};
+    const MoeWeights weights = this->weights();
     layer_.forward({.weights = weights,
                     .h_TD = h_,
                     .mask_T = {},
@@ -114,38 +110,78 @@ class Layer {
                     .info = {}},
                    &saved, arena_, stream_);
     kept_ = arena_.in_use() - before;
-    const TensorView dh = arena_.tensor(kHalf, {s_.tokens, s_.model}),
-                     d_router = arena_.tensor(gradients_.dtype, {s_.experts, s_.model});
-    if (!gradients_.added) w2.grad = make_dw2();
     // In other layouts the product of the last gradient reads rows that backward makes.
     const bool last = layer_.in_place() && !gradients_.added;
+    // That of w2 is the very last where it is larger than the rows that its product reads.
+    const bool both = last && s_.experts * s_.model > s_.rows();
+    MoeGradientRows rows;
+    if (both) {
+      w2.grad = behind(saved.rows.hidden_CH);
+      rows.inner_CF = arena_.tensor(kHalf, {s_.rows(), s_.ffn});
+    } else if (!gradients_.added) {
+      w2.grad = make_dw2();
+    }
     if (!last && !gradients_.added) w1.grad = make_dw1();
+    const TensorView dh = arena_.tensor(kHalf, {s_.tokens, s_.model}),
+                     d_router = arena_.tensor(gradients_.dtype, {s_.experts, s_.model});
     layer_.backward({.weights = weights,
-                     .grads = {.router_ED = d_router, .w1 = w1, .w2 = w2, .b1_LH = {}, .b2_LD = {}},
+                     .grads = {.router_ED = d_router,
+                               .w1 = last ? gemm::GradTarget{} : w1,
+                               .w2 = both ? gemm::GradTarget{} : w2,
+                               .b1_LH = {},
+                               .b2_LD = {}},
                      .h_TD = h_,
                      .dout_TD = dout_,
                      .addend = {},
                      .count = count_,
                      .scope = scope_,
-                     .dh_TD = dh},
+                     .dh_TD = dh,
+                     .gradient = rows},
                     saved, arena_, stream_);
     if (!last) return;
-    layer_.backward_weights({.weights = weights,
-                             .w1 = {make_dw1(), beta},
-                             .w2 = {},
-                             .rows = {},
-                             .gradient = {},
-                             .h_TD = h_,
-                             .dout_TD = dout_},
-                            saved, arena_, stream_);
+    const auto make = [&](const gemm::GradTarget& dw1, const gemm::GradTarget& dw2) {
+      layer_.backward_weights({.weights = weights,
+                               .w1 = dw1,
+                               .w2 = dw2,
+                               .rows = {},
+                               .gradient = rows,
+                               .h_TD = h_,
+                               .dout_TD = dout_},
+                              saved, arena_, stream_);
+    };
+    make({make_dw1(), beta}, {});
+    if (both && whole_) make({}, w2);
+  }
+
+  MoeWeights weights() const {
+    return {.router_ED = router_,
+            .router_bias_E = {},
+            .w1 = w1_.view(),
+            .w2 = w2_.view(),
+            .b1_LH = {},
+            .b2_LD = {}};
+  }
+
+  // Memory for the gradient of w2 where the hidden activation lies, whose gradient is read for the
+  // last time before, and behind it what that is too small by. Before the arena is settled tensors
+  // need not lie behind each other; then that gradient is not made.
+  TensorView behind(const TensorView& hidden) {
+    const int64_t bytes =
+        byte_size(gradients_.dtype, s_.experts * s_.model * s_.ffn) - hidden.bytes();
+    if (bytes > 0) {
+      const auto* more = arena_.tensor(DType::kUInt8, {bytes}).raw();
+      whole_ = more == static_cast<std::byte*>(hidden.raw()) + hidden.bytes();
+      if (!whole_) return {};
+    }
+    return {hidden.raw(), gradients_.dtype, {s_.experts, s_.model, s_.ffn}, hidden.device()};
   }
 
   void run(const std::string& name, const Rates& dense, bool steady) {
-    step();  // finds out how much memory it takes
-    stream_.synchronize();
-    arena_.settle();
-    step();
-    stream_.synchronize();
+    do {  // finds out how much memory it takes
+      step();
+      stream_.synchronize();
+    } while (arena_.settle());
+    MOIETY_CHECK(whole_, "moe_layer_bench: no memory for the gradient of w2 behind its place");
     const bool gpu = stream_.device().type == DeviceType::kCuda;
     Burst burst;
     if (gpu) {
@@ -188,6 +224,7 @@ class Layer {
   Arena arena_;
   Gradients gradients_;
   int64_t tensors_ = 0, kept_ = 0;  // bytes
+  bool whole_ = true;               // all gradients are made
   Tensor h_, dout_, router_, w1_, w2_, out_, count_, sum_, scope_;
 };
 

@@ -4,13 +4,11 @@
 
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <limits>
-#include <utility>
+#include <type_traits>
 
 #include "moiety/base/cuda_check.cuh"
 #include "moiety/base/gpu.h"
 #include "moiety/base/stream.h"
-#include "moiety/base/trace.h"
 
 namespace moiety {
 
@@ -31,45 +29,22 @@ constexpr int64_t blocks_for(int64_t items, int64_t items_a_block) {
 }
 
 namespace detail {
-template <class Kernel>
-void allow_shared(Kernel* kernel, int64_t bytes) {
-  // More than 48 KiB, with what the kernel declares itself, must be asked for; asking again costs
-  // less than remembering.
-  if (bytes > 24 * 1024) {
-    MOIETY_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(bytes)));
-  }
-}
+// Allows a kernel so much dynamic shared memory on the GPU, which is current: more than 48 KiB, with
+// what the kernel declares itself, must be asked for. Asked once, since that costs 1 to 3 us.
+void allow_shared(const void* kernel, int device, int64_t bytes);
+// `arguments` point to values of the kernel's very types.
+void launch(const char* name, const void* kernel, const LaunchShape& shape, const Stream& stream,
+            void** arguments);
 }  // namespace detail
 
 // Launches a kernel. `name` stands in profiles, where the launch is a span of the host, and in
-// errors: "quantize_rows: launch of 3 blocks of 2048 threads: ...".
-template <class... Params, class... Args>
+// errors: "quantize_rows: launch of 3 blocks of 2048 threads: ...". Arguments become what the kernel
+// takes; those that are of its type, such as maps of kilobytes, are not copied.
+template <class... Params>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape,
-            const Stream& stream, Args&&... args) {
-  if (shape.blocks == 0) return;
-  const TraceSpan span(TraceLane::kHost, name);
-  MOIETY_CHECK(shape.blocks > 0 && shape.blocks <= std::numeric_limits<int32_t>::max(),
-               "{}: {} blocks", name, shape.blocks);
-  const CudaDeviceGuard guard(stream.device().index);
-  detail::allow_shared(kernel, shape.shared_bytes);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
-  config.stream = static_cast<cudaStream_t>(stream.cuda_stream());
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
-  const cudaError_t result = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
-  if (result == cudaSuccess) [[likely]]
-    return;
-  cudaGetLastError();
-  fail(ErrorKind::kCuda, "{}: launch of {} blocks of {} threads with {} bytes shared: {} ({})",
-       name, shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(result),
-       cudaGetErrorName(result));
+            const Stream& stream, const std::type_identity_t<Params>&... arguments) {
+  void* list[] = {const_cast<Params*>(&arguments)..., nullptr};
+  detail::launch(name, reinterpret_cast<const void*>(kernel), shape, stream, list);
 }
 
 // Number of the kernel's blocks that run on the stream's GPU at a time: the grid of a persistent
@@ -78,7 +53,7 @@ template <class... Params>
 int64_t resident_blocks(void (*kernel)(Params...), int threads, int64_t shared_bytes,
                         const Stream& stream) {
   const CudaDeviceGuard guard(stream.device().index);
-  detail::allow_shared(kernel, shared_bytes);
+  detail::allow_shared(reinterpret_cast<const void*>(kernel), stream.device().index, shared_bytes);
   int blocks = 0;
   MOIETY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       &blocks, kernel, threads, static_cast<size_t>(shared_bytes)));

@@ -33,7 +33,7 @@ struct StartOptions {
   // Codes that are no failure. After any other end the remaining ranks have `patience` to end by
   // themselves, since they hear of it; then they are killed.
   std::vector<int> good_codes{0};
-  Seconds patience{4};
+  Seconds patience{3};
 };
 
 // Starts /proc/self/exe with these arguments once for each rank and returns when all have ended, in

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <numeric>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +20,8 @@ constexpr uint32_t kKnownFlags =
     kDocumentsEndInEos | kDocumentsStartWithBos | kHasLossMask | kPiecesHaveChecksums;
 
 constexpr uint64_t kCountedTogether = 1 << 16;  // tokens
+constexpr uint64_t kReadTogether = 1 << 20;     // bytes
+constexpr uint64_t kStartsTogether = 512;
 
 uint64_t file_size(int fd, const std::string& path) {
   struct stat info;
@@ -41,23 +42,20 @@ std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path) {
     throw DataError("{}: not a token file: {} bytes, less than its header of {}", path,
                     file->bytes_, tok::kHeaderBytes);
   }
-  void* data = ::mmap(nullptr, file->bytes_, PROT_READ, MAP_SHARED, file->fd_, 0);
-  if (data == MAP_FAILED) throw DataError("{}: cannot map: {}", path, std::strerror(errno));
-  file->data_ = static_cast<const unsigned char*>(data);
-  file->check_header();
+  std::vector<unsigned char> head(tok::kHeaderBytes);
+  file->read_bytes(0, head);
+  file->check_header(head.data());
   file->check_table();
-  file->check_mask();
-  if (file->header_.flags & kPiecesHaveChecksums) file->check_piece_table();
+  file->check_mask(head.data());
+  if (file->header_.flags & kPiecesHaveChecksums) file->check_piece_table(head.data());
   return file;
 }
 
 TokenFile::~TokenFile() {
-  if (data_ != nullptr) ::munmap(const_cast<unsigned char*>(data_), bytes_);
   if (fd_ >= 0) ::close(fd_);
 }
 
-void TokenFile::check_header() {
-  const unsigned char* p = data_;
+void TokenFile::check_header(const unsigned char* p) {
   if (std::memcmp(p, tok::kMagic, 8) != 0) {
     throw DataError(
         "{}: not a token file: it does not begin with {} (make one with: moiety "
@@ -80,7 +78,7 @@ void TokenFile::check_header() {
     throw DataError("{}: its header has flags {}, of which this version knows {}", path_,
                     header_.flags, kKnownFlags);
   }
-  check_header_rest();
+  check_header_rest(p);
 
   const tok::Layout layout = tok::layout(header_);
   table_offset_ = layout.table_offset;
@@ -105,8 +103,7 @@ void TokenFile::check_header() {
 }
 
 // The bytes behind the first checksum: the places of loss mask and piece checksums, else zeros.
-void TokenFile::check_header_rest() const {
-  const unsigned char* p = data_;
+void TokenFile::check_header_rest(const unsigned char* p) const {
   const bool has_pieces = header_.flags & kPiecesHaveChecksums;
   const auto is_free = [&](int64_t at) {
     const bool is_mask = at >= tok::kMaskOffsetAt && at < tok::kMaskFieldsCrcAt + 4;
@@ -128,45 +125,81 @@ void TokenFile::check_header_rest() const {
   if (has_pieces) check_crc(tok::kPiecesOffsetAt, tok::kPiecesCrcAt);
 }
 
+template <class Use>
+void TokenFile::for_bytes(uint64_t offset, uint64_t bytes, Use&& use) const {
+  std::vector<unsigned char> part;
+  for (const uint64_t end = offset + bytes; offset < end; offset += part.size()) {
+    part.resize(std::min(kReadTogether, end - offset));
+    read_bytes(offset, part);
+    use(std::span<const unsigned char>(part));
+  }
+}
+
+// Starts of documents that are asked for in ascending order.
+class TokenFile::Starts {
+ public:
+  explicit Starts(const TokenFile& file) : file_(file) {}
+  uint64_t operator[](uint64_t d) {
+    if (d < first_ || d >= first_ + part_.size() / 8) {
+      first_ = d;
+      part_.resize(8 * std::min(kStartsTogether, file_.header_.documents + 1 - d));
+      file_.read_bytes(file_.table_offset_ + d * 8, part_);
+    }
+    return tok::load<uint64_t>(&part_[8 * (d - first_)]);
+  }
+
+ private:
+  const TokenFile& file_;
+  uint64_t first_ = 0;
+  std::vector<unsigned char> part_;
+};
+
 void TokenFile::check_table() const {
   const uint64_t entries = header_.documents + 1;
-  const uint32_t crc = crc32c(data_ + table_offset_, entries * 8);
+  uint32_t crc = 0;
+  for_bytes(table_offset_, entries * 8, [&](std::span<const unsigned char> part) {
+    crc = crc32c(part.data(), part.size(), crc);
+  });
   if (crc != header_.table_crc32c) {
     throw DataError("{}: the document table is damaged: crc32c {:08x}, the header says {:08x}",
                     path_, crc, header_.table_crc32c);
   }
+  uint64_t low = 0;
+  Starts starts(*this);
   for (uint64_t d = 0; d < entries; ++d) {
-    const uint64_t start = document_start(d);
-    const uint64_t low = d == 0 ? 0 : document_start(d - 1);
+    const uint64_t start = starts[d];
     const bool right = d == 0 ? start == 0 : start >= low;
     if (!right || (d + 1 == entries && start != header_.tokens)) {
       throw DataError("{}: entry {} of the document table is {}, behind {} and with {} tokens",
                       path_, d, start, low, header_.tokens);
     }
+    low = start;
   }
 }
 
-void TokenFile::check_mask() {
+void TokenFile::check_mask(const unsigned char* head) {
   target_count_ = header_.tokens;
   if (!has_mask()) return;
-  const uint64_t offset = tok::load<uint64_t>(data_ + tok::kMaskOffsetAt);
+  const uint64_t offset = tok::load<uint64_t>(head + tok::kMaskOffsetAt);
   if (offset != mask_offset_) {
     throw DataError("{}: the header contradicts itself: loss mask at {}, expected at {}", path_,
                     offset, mask_offset_);
   }
   const uint64_t bytes = tok::mask_bytes(header_);
-  const unsigned char* mask = data_ + mask_offset_;
-  const uint32_t crc = crc32c(mask, bytes);
+  uint32_t crc = 0;
+  unsigned char last = 0;
+  target_count_ = 0;
+  for_bytes(mask_offset_, bytes, [&](std::span<const unsigned char> part) {
+    crc = crc32c(part.data(), part.size(), crc);
+    for (const unsigned char b : part) target_count_ += static_cast<uint64_t>(std::popcount(b));
+    last = part.back();
+  });
   if (crc != header_.mask_crc32c) {
     throw DataError("{}: the loss mask is damaged: crc32c {:08x}, the header says {:08x}", path_,
                     crc, header_.mask_crc32c);
   }
-  if (header_.tokens % 8 != 0 && mask[bytes - 1] >> header_.tokens % 8 != 0) {
+  if (header_.tokens % 8 != 0 && last >> header_.tokens % 8 != 0) {
     throw DataError("{}: the loss mask has bits behind its {} tokens", path_, header_.tokens);
-  }
-  target_count_ = 0;
-  for (uint64_t i = 0; i < bytes; ++i) {
-    target_count_ += static_cast<uint64_t>(std::popcount(mask[i]));
   }
 }
 
@@ -181,24 +214,26 @@ void TokenFile::check_size() const {
 TokenFile::Document TokenFile::document(uint64_t d) const {
   MOIETY_CHECK(d < header_.documents, "{}: document {} of {}", path_, d, header_.documents);
   check_size();
-  return {document_start(d), document_start(d + 1)};
-}
-
-uint32_t TokenFile::token(uint64_t i) const {
-  const unsigned char* p = data_ + tok::kHeaderBytes + i * header_.token_bytes;
-  return header_.token_bytes == 2 ? tok::load<uint16_t>(p) : tok::load<uint32_t>(p);
+  unsigned char ends[16];
+  read_bytes(table_offset_ + d * 8, ends);
+  return {tok::load<uint64_t>(ends), tok::load<uint64_t>(ends + 8)};
 }
 
 uint64_t TokenFile::document_start(uint64_t d) const {
-  return tok::load<uint64_t>(data_ + table_offset_ + d * 8);
+  unsigned char start[8];
+  read_bytes(table_offset_ + d * 8, start);
+  return tok::load<uint64_t>(start);
 }
 
 void TokenFile::read(uint64_t begin, std::span<int32_t> out) const {
   MOIETY_CHECK(begin <= header_.tokens && out.size() <= header_.tokens - begin,
                "{}: tokens [{}, {} + {}) of {}", path_, begin, begin, out.size(), header_.tokens);
   check_size();
+  std::vector<unsigned char> bytes(out.size() * header_.token_bytes);
+  read_bytes(tok::kHeaderBytes + begin * header_.token_bytes, bytes);
   for (size_t i = 0; i < out.size(); ++i) {
-    const uint32_t id = token(begin + i);
+    const unsigned char* p = &bytes[i * header_.token_bytes];
+    const uint32_t id = header_.token_bytes == 2 ? tok::load<uint16_t>(p) : tok::load<uint32_t>(p);
     if (id >= header_.vocab) [[unlikely]] {
       throw DataError("{}: token {} is {}, the vocabulary has {}", path_, begin + i, id,
                       header_.vocab);
@@ -215,10 +250,13 @@ void TokenFile::targets(uint64_t begin, std::span<uint8_t> out) const {
     std::fill(out.begin(), out.end(), uint8_t{1});
     return;
   }
-  const unsigned char* mask = data_ + mask_offset_;
+  if (out.empty()) return;
+  const uint64_t first = begin / 8;
+  std::vector<unsigned char> mask((begin + out.size() - 1) / 8 + 1 - first);
+  read_bytes(mask_offset_ + first, mask);
   for (size_t i = 0; i < out.size(); ++i) {
     const uint64_t t = begin + i;
-    out[i] = mask[t / 8] >> t % 8 & 1;
+    out[i] = mask[t / 8 - first] >> t % 8 & 1;
   }
 }
 
@@ -246,10 +284,9 @@ void TokenFile::positions(uint64_t begin, std::span<int32_t> out) const {
     }
   }
   uint64_t start = begin;
+  Starts starts(*this);
   for (size_t i = 0; i < out.size(); ++i) {
-    for (; low < header_.documents && document_start(low) <= begin + i; ++low) {
-      start = document_start(low);
-    }
+    for (; low < header_.documents && starts[low] <= begin + i; ++low) start = starts[low];
     out[i] = static_cast<int32_t>(begin + i - start);
   }
 }

@@ -39,7 +39,8 @@ struct TokenFileHeader {
   uint32_t mask_crc32c = 0;
 };
 
-// A token file, mapped read-only. Every fault of the file is a DataError with path and values.
+// A token file, read where it lies, as far as it is asked for: a mapping would end the process where a
+// file becomes shorter. Every fault of the file is a DataError with path and values.
 class TokenFile {
  public:
   // Opens a file and checks its size, header, tables and loss mask, but not the tokens.
@@ -87,22 +88,25 @@ class TokenFile {
 
  private:
   TokenFile() = default;
-  void check_header();
-  void check_header_rest() const;
+  class Starts;
+  // `head` are the bytes of the header.
+  void check_header(const unsigned char* head);
+  void check_header_rest(const unsigned char* head) const;
   void check_table() const;
-  void check_mask();
-  void check_piece_table() const;
+  void check_mask(const unsigned char* head);
+  void check_piece_table(const unsigned char* head);
   std::string id_fault(std::span<const unsigned char> bytes, uint64_t first) const;
   void read_bytes(uint64_t offset, std::span<unsigned char> out) const;
+  template <class Use>
+  void for_bytes(uint64_t offset, uint64_t bytes, Use&& use) const;
   void check_size() const;
-  uint32_t token(uint64_t i) const;
   uint64_t document_start(uint64_t d) const;
 
   std::string path_;
   TokenFileHeader header_;
   int fd_ = -1;
-  const unsigned char* data_ = nullptr;
   uint64_t bytes_ = 0;
+  std::vector<uint32_t> piece_crcs_;
   uint64_t table_offset_ = 0, mask_offset_ = 0, pieces_offset_ = 0;
   uint64_t target_count_ = 0;
 };

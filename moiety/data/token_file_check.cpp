@@ -16,22 +16,24 @@ constexpr uint64_t kReadBytes = 1 << 20;
 
 }  // namespace
 
-void TokenFile::check_piece_table() const {
-  const uint64_t offset = tok::load<uint64_t>(data_ + tok::kPiecesOffsetAt);
+void TokenFile::check_piece_table(const unsigned char* head) {
+  const uint64_t offset = tok::load<uint64_t>(head + tok::kPiecesOffsetAt);
   if (offset != pieces_offset_) {
     throw DataError("{}: the header contradicts itself: checksums of pieces at {}, expected at {}",
                     path_, offset, pieces_offset_);
   }
-  const uint32_t expected = tok::load<uint32_t>(data_ + tok::kPiecesTableCrcAt);
-  const uint32_t crc = crc32c(data_ + pieces_offset_, pieces() * 4);
+  const uint32_t expected = tok::load<uint32_t>(head + tok::kPiecesTableCrcAt);
+  std::vector<unsigned char> table(pieces() * 4);
+  read_bytes(pieces_offset_, table);
+  const uint32_t crc = crc32c(table.data(), table.size());
   if (crc != expected) {
     throw DataError(
         "{}: the checksums of pieces are damaged: crc32c {:08x}, the header says {:08x}", path_,
         crc, expected);
   }
-  std::vector<uint32_t> crcs(pieces());
-  if (!crcs.empty()) std::memcpy(crcs.data(), data_ + pieces_offset_, crcs.size() * 4);
-  check_whole(crcs);
+  piece_crcs_.resize(pieces());
+  if (!table.empty()) std::memcpy(piece_crcs_.data(), table.data(), table.size());
+  check_whole(piece_crcs_);
 }
 
 uint64_t TokenFile::pieces() const { return tok::pieces(header_); }
@@ -40,9 +42,12 @@ void TokenFile::read_bytes(uint64_t offset, std::span<unsigned char> out) const 
   while (!out.empty()) {
     const ssize_t n = ::pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      throw DataError("{}: cannot be read at byte {}: {}", path_, offset,
-                      n < 0 ? std::strerror(errno) : "it became shorter");
+    if (n < 0) {
+      throw DataError("{}: cannot be read at byte {}: {}", path_, offset, std::strerror(errno));
+    }
+    if (n == 0) {
+      check_size();
+      throw DataError("{}: cannot be read at byte {}: it became shorter", path_, offset);
     }
     offset += static_cast<uint64_t>(n);
     out = out.subspan(static_cast<size_t>(n));
@@ -63,7 +68,7 @@ TokenFile::PieceCheck TokenFile::check_piece(uint64_t piece) const {
     if (check.fault.empty()) check.fault = id_fault(part, at / header_.token_bytes);
   }
   if (!(header_.flags & kPiecesHaveChecksums)) return check;
-  const uint32_t expected = tok::load<uint32_t>(data_ + pieces_offset_ + piece * 4);
+  const uint32_t expected = piece_crcs_[piece];
   if (check.crc32c != expected) {
     check.fault =
         text("{}: the tokens are damaged: bytes [{}, {}) have crc32c {:08x}, not {:08x}", path_,
@@ -120,11 +125,13 @@ void TokenFile::verify() const {
   if (more > 0) first += text("; so are {} more of {} pieces", more, pieces());
   if (!first.empty()) throw DataError("{}", first);
   check_whole(crcs);
-  const unsigned char* gap = data_ + tok::kHeaderBytes + header_.tokens * header_.token_bytes;
-  const unsigned char* end = data_ + table_offset_;
-  const unsigned char* odd = std::find_if(gap, end, [](unsigned char b) { return b != 0; });
-  if (odd != end) {
-    throw DataError("{}: byte {} between tokens and table is {}, not 0", path_, odd - data_, *odd);
+  const uint64_t begin = tok::kHeaderBytes + header_.tokens * header_.token_bytes;
+  std::vector<unsigned char> gap(table_offset_ - begin);
+  read_bytes(begin, gap);
+  const auto odd = std::find_if(gap.begin(), gap.end(), [](unsigned char b) { return b != 0; });
+  if (odd != gap.end()) {
+    throw DataError("{}: byte {} between tokens and table is {}, not 0", path_,
+                    begin + static_cast<uint64_t>(odd - gap.begin()), *odd);
   }
 }
 

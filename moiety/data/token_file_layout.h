@@ -10,7 +10,7 @@
 
 namespace moiety::data::tok {
 
-static_assert(std::endian::native == std::endian::little, "token files are mapped as they are");
+static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
 inline constexpr char kMagic[] = "MOIETOK1";
 inline constexpr uint32_t kHeaderBytes = 4096;

@@ -1,4 +1,4 @@
-#include "moiety/base/launch_large.cuh"
+#include "moiety/base/launch.cuh"
 #include "moiety/gemm/grouped_block.h"
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/sm90/launch.cuh"
@@ -40,7 +40,7 @@ void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const S
     if (kernels == TileKernels::kFastest && !sm90::refusal(g, gpu)) {
       const sm90::Start start =
           sm90::start(g, sm90::choose_kernel(g, multiprocessors_of(g, gpu)), stream);
-      launch_large("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
+      launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     } else {
       const TileStart start = tile_start(g, stream);
       launch(start.name, start.kernel, start.shape, stream, g);
@@ -62,8 +62,7 @@ bool grouped_activation_cuda(const GroupedGemmArgs& args, const ActivationBlock&
   for (int64_t e = 0; e < args.groups.experts;) {
     const TileGemm g = tile_gemm_of(args, e);
     const sm90::FusedStart start = sm90::start_fused(g, fused, stream);
-    launch_large("grouped activation sm90", start.kernel, start.shape, stream, start.maps, g,
-                 fused);
+    launch("grouped activation sm90", start.kernel, start.shape, stream, start.maps, g, fused);
     e += g.groups.groups;
   }
   if (fused.segments) {

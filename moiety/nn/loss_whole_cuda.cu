@@ -284,7 +284,7 @@ template <class Kernel>
 int64_t resident_clusters(Kernel* kernel, const WholeShape& whole, int64_t shared, int device) {
   if (whole.blocks == 1) return gpu_properties(device).multiprocessors;
   const CudaDeviceGuard guard(device);
-  detail::allow_shared(kernel, shared);
+  detail::allow_shared(reinterpret_cast<const void*>(kernel), device, shared);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(whole.blocks));
   config.blockDim = dim3(static_cast<unsigned>(whole.threads()));

@@ -1,4 +1,4 @@
-#include "moiety/base/launch_large.cuh"
+#include "moiety/base/launch.cuh"
 #include "moiety/base/math.h"
 #include "tests/base_gpu/kernels.h"
 
@@ -76,9 +76,9 @@ void mark_blocks(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stre
 }
 
 void mark_blocks_again(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stream) {
-  launch_large("mark_blocks", mark_blocks_again_kernel,
-               {.blocks = blocks, .threads = 1, .shared_bytes = shared_bytes}, stream,
-               x.data<int32_t>(), shared_bytes);
+  launch("mark_blocks", mark_blocks_again_kernel,
+         {.blocks = blocks, .threads = 1, .shared_bytes = shared_bytes}, stream, x.data<int32_t>(),
+         shared_bytes);
 }
 
 int64_t resident_mark_blocks(int64_t shared_bytes, const Stream& stream) {

@@ -14,7 +14,7 @@ void add_amount(TensorView x, TensorView amount, Stream stream);
 void spin(int64_t cycles, Stream stream);
 // One thread a block adds 1 to its element of x.
 void mark_blocks(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stream);
-// The same by launch_large, and a kernel that nobody else launches.
+// The same, by a kernel that nobody else launches.
 void mark_blocks_again(TensorView x, int64_t blocks, int64_t shared_bytes, Stream stream);
 int64_t resident_mark_blocks(int64_t shared_bytes, const Stream& stream);
 void launch_too_many_threads(TensorView x, Stream stream);

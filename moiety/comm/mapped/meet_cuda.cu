@@ -1,6 +1,7 @@
 #include <span>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/base/trace.h"
 #include "moiety/comm/mapped/gpu_memory.h"
 #include "moiety/comm/mapped/wait_device.cuh"
 

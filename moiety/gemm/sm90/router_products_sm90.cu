@@ -2,7 +2,7 @@
 // rows of h into a ring of stages, another the addend into buffers of its own. The second multiplies
 // by w, which stays in shared memory, adds, and stores through the addend's buffer. The others have
 // 64 experts each of the weights' gradient, which stays in registers until the slice ends.
-#include "moiety/base/launch_large.cuh"
+#include "moiety/base/launch.cuh"
 #include "moiety/gemm/router_products.h"
 #include "moiety/gemm/sm90/router_sums.cuh"
 
@@ -190,9 +190,9 @@ CUtensorMap map_of(const TensorView& x, int box_rows) {
 template <class L>
 void start(const RouterMaps& maps, const RouterSlices& slices, int64_t blocks,
            const Stream& stream) {
-  launch_large("router_backward: products", router_products<L>,
-               {.blocks = blocks, .threads = L::kThreads, .shared_bytes = L::kBytes, .early = true},
-               stream, maps, slices);
+  launch("router_backward: products", router_products<L>,
+         {.blocks = blocks, .threads = L::kThreads, .shared_bytes = L::kBytes, .early = true},
+         stream, maps, slices);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 
 namespace moiety::moe::peers {
 
-// Adds up the parts of a token at home: those that came, and its own one, which lies in `out`.
+// Adds up the parts of a token at home: those that came, and its own one, which lies in `out`. All are
+// of type Out.
 template <class T, class Out>
 struct AddParts : HomeSums<T, Out> {
   static constexpr int kThreads = 256, kResident = 4;
@@ -17,13 +18,7 @@ struct AddParts : HomeSums<T, Out> {
     if (failed(team, c)) return;
     const Near near{c.rank, c.ranks, c.record(c.rank, c.rank == 0 ? 1 : 0, 0, a.record),
                     c.rows_max * a.record};
-    with_parts<T>(a, [&](const auto& sums) {
-      if (sizeof(T) < 4 && a.wire_fp32) {
-        add<float>(team, c, near, sums);
-      } else {
-        add<T>(team, c, near, sums);
-      }
-    });
+    with_parts<T>(a, [&](const auto& sums) { add(team, c, near, sums); });
   }
 
  private:
@@ -38,24 +33,24 @@ struct AddParts : HomeSums<T, Out> {
     int64_t of_peer;
   };
 
-  template <class Wire, class Team, class Sums>
+  template <class Team, class Sums>
   MOIETY_STEP void add(Team& team, const Control& c, const Near& near, const Sums& sums) const {
-    constexpr int kPieces = Sums::kVectors && sizeof(Wire) == 2 ? 2 : 1;
+    constexpr int kPieces = Sums::kVectors && sizeof(Out) == 2 ? 2 : 1;
     this->for_pieces(team, c, kPieces, [&](auto& warp, int64_t t, int64_t piece) {
       const int32_t* row_R = plan.row_TR + t * near.ranks;
       int parts = 0;
       for (int r = 0; r < near.ranks; ++r) parts += row_R[r] >= 0;
       const bool own = row_R[near.rank] >= 0;
       if (own && parts == 1 && !a.has_addend) return;
-      const bool copy = parts == 1 && !own && !a.has_addend && std::is_same_v<Wire, Out>;
+      const bool copy = parts == 1 && !own && !a.has_addend;
       warp.lanes([&](int lane) {
         int64_t at[kPieces];
         MOIETY_UNROLL
         for (int q = 0; q < kPieces; ++q) at[q] = ((piece * kPieces + q) * 32 + lane) * kEight;
         if (copy) {
-          copy_part<Wire>(near, sums, row_R, t, at);
+          copy_part(near, sums, row_R, t, at);
         } else {
-          add_parts<Wire>(near, sums, row_R, t, at);
+          add_parts(near, sums, row_R, t, at);
         }
       });
     });
@@ -63,28 +58,24 @@ struct AddParts : HomeSums<T, Out> {
   MOIETY_STEP const std::byte* part_of(const Near& near, int r, int32_t row) const {
     return near.records + (r < near.rank ? r : r - 1) * near.of_peer + row * a.record;
   }
-  template <class Wire, int n, class Sums>
+  template <int n, class Sums>
   MOIETY_STEP void copy_part(const Near& near, const Sums& sums, const int32_t* row_R, int64_t t,
                              const int64_t (&at)[n]) const {
-    if constexpr (std::is_same_v<Wire, Out>) {
-      int r = 0;
-      while (row_R[r] < 0) ++r;
-      for (int q = 0; q < n; ++q) {
-        if (at[q] >= a.model) continue;
-        put(sums, t, at[q],
-            load_eight<Wire>(part_of(near, r, row_R[r]), at[q], a.model, sums.whole()));
-      }
+    int r = 0;
+    while (row_R[r] < 0) ++r;
+    for (int q = 0; q < n; ++q) {
+      if (at[q] >= a.model) continue;
+      put(sums, t, at[q],
+          load_eight<Out>(part_of(near, r, row_R[r]), at[q], a.model, sums.whole()));
     }
   }
-  template <class Wire, int n, class Sums>
+  template <int n, class Sums>
   MOIETY_STEP void add_parts(const Near& near, const Sums& sums, const int32_t* row_R, int64_t t,
                              const int64_t (&at)[n]) const {
     constexpr int kTogether = 2;  // ranks whose parts wait for memory together
-    constexpr bool kSame = std::is_same_v<Wire, Out>;
     EightSum sum[n];
     for (int first = 0; first < near.ranks; first += kTogether) {
-      Held<Wire> held[kTogether][n];
-      Held<Out> mine[kSame ? 1 : n];
+      Held<Out> held[kTogether][n];
       const auto for_parts = [&](auto&& use) {
         MOIETY_UNROLL
         for (int k = 0; k < kTogether * n; ++k) {
@@ -95,18 +86,9 @@ struct AddParts : HomeSums<T, Out> {
       for_parts([&](int i, int q, int r) {
         const bool own = r == near.rank;
         const std::byte* const from = own ? a.out + t * a.out_stride : part_of(near, r, row_R[r]);
-        if constexpr (kSame) {
-          held[i][q] = load_eight<Wire>(from, at[q], a.model, own ? sums.wide() : sums.whole());
-        } else if (own) {
-          mine[q] = load_eight<Out>(from, at[q], a.model, sums.wide());
-        } else {
-          held[i][q] = load_eight<Wire>(from, at[q], a.model, sums.whole());
-        }
+        held[i][q] = load_eight<Out>(from, at[q], a.model, own ? sums.wide() : sums.whole());
       });
-      for_parts([&](int i, int q, int r) {
-        if (kSame || r != near.rank) return sum[q].add(held[i][q]);
-        if constexpr (!kSame) sum[q].add(mine[q]);
-      });
+      for_parts([&](int i, int q, int) { sum[q].add(held[i][q]); });
     }
     MOIETY_UNROLL
     for (int q = 0; q < n; ++q) {

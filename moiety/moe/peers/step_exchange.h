@@ -230,9 +230,11 @@ class StepExchange final : public PeerExchange {
     const SumRows rows = view_of(sum, plan.topk);
     const PlanView view = view_of(plan);
     const OwnRows own = enter(signature, stream, operand_of(sum));
-    // The own parts wait in `out`, if it has room for them and nothing that is added later.
-    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token &&
-                       (!rows.wire_fp32 || rows.out_fp32) && !overlap(sum.addend, sum.out_TD);
+    // The own parts wait in `out`, if nothing that is added later lies there, and if its elements are
+    // those that travel: wider ones would be written and read for longer than they save.
+    const bool like_wire = sum.y_CD.dtype() == DType::kFloat32 || rows.out_fp32 == rows.wire_fp32;
+    const bool ahead = plan.tokens_max > kFewTokens && !rows.by_token && like_wire &&
+                       !overlap(sum.addend, sum.out_TD);
     const auto take = [&]<class Step>(const Step& step) {
       const int64_t items = plan.tokens * rows.pieces();
       launch("ep take sums", Last<Step>{step, here()},

@@ -1,12 +1,14 @@
+#include <limits>
 #include <map>
 #include <mutex>
 
-#include "moiety/base/launch_large.cuh"
+#include "moiety/base/launch.cuh"
+#include "moiety/base/trace.h"
 
 namespace moiety::detail {
-namespace {
 
-void allow_shared_once(const void* kernel, int device, int64_t bytes) {
+void allow_shared(const void* kernel, int device, int64_t bytes) {
+  if (bytes <= 24 * 1024) return;
   static std::mutex mutex;
   // Never destroyed, since the CUDA run time may end before it.
   static auto& allowed = *new std::map<std::pair<const void*, int>, int64_t>;
@@ -19,15 +21,15 @@ void allow_shared_once(const void* kernel, int device, int64_t bytes) {
   most = bytes;
 }
 
-}  // namespace
-
-void launch_large(const char* name, const void* kernel, const LaunchShape& shape,
-                  const Stream& stream, void** arguments) {
+void launch(const char* name, const void* kernel, const LaunchShape& shape, const Stream& stream,
+            void** arguments) {
   if (shape.blocks == 0) return;
   const TraceSpan span(TraceLane::kHost, name);
+  MOIETY_CHECK(shape.blocks > 0 && shape.blocks <= std::numeric_limits<int32_t>::max(),
+               "{}: {} blocks", name, shape.blocks);
   const int device = stream.device().index;
   const CudaDeviceGuard guard(device);
-  allow_shared_once(kernel, device, shape.shared_bytes);
+  allow_shared(kernel, device, shape.shared_bytes);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
