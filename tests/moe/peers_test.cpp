@@ -494,7 +494,7 @@ TEST(PeersFault, MoreBlocksWaitThanThereIsRoomFor) {
   const comm::WaitingBlocks elsewhere({DeviceType::kCuda, 7}, "group \"far\"", 1000);
   Threads::run(2, [&](comm::Communicator& world) {
     // Few tokens may be taken early, with more blocks that wait.
-    for (const auto& [tokens, blocks] : {std::pair(300, 2), std::pair(8, 16)}) {
+    for (const auto& [tokens, blocks] : {std::pair(300, 2), std::pair(8, 28)}) {
       EpGroup group =
           EpGroup::create(world, {4, 2}, {.tokens = tokens, .model = 8, .topk = 1}, {"moe"});
       const int enough = 8 + 3 + 96 + blocks;

@@ -92,18 +92,21 @@ MOIETY_STEP void zero_empty(Team& team, const PlanView& plan, const CopyRows& ro
       before);
 }
 
-// Copies own rows and those that came to their slots; with the own ones it zeroes what no row has.
+// Copies own rows and those that came to their slots; with the own ones it zeroes what no row has,
+// behind them or, where there are few of them, before them.
 struct ExpandRows {
   static constexpr int kThreads = 256;
   Control* control;
   PlanView plan;
   CopyRows rows;
   Taken taken;
+  bool zeroes_first = false;
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
     const Control& c = *control;
     if (failed(team, c)) return;
+    if (zeroes_first) zero_empty(team, plan, rows, 0);
     const Arrived from = arrived(c, rows);
     for_received(
         team, plan, taken, rows.pieces(),
@@ -112,7 +115,7 @@ struct ExpandRows {
   // Zeroes what no row has.
   template <class Team>
   MOIETY_STEP void behind(Team& team) const {
-    if (!taken.own || failed(team, *control)) return;
+    if (zeroes_first || !taken.own || failed(team, *control)) return;
     int64_t rows_taken = plan.rows(plan.rank, plan.rank);
     for (int s = 0; s < plan.ranks && taken.peers; ++s) {
       if (s != plan.rank) rows_taken += plan.rows(s, plan.rank);

@@ -16,7 +16,8 @@ namespace moiety::moe::peers {
 // them may wait at the same time. The credits for both epochs are given when the rows are taken.
 template <bool many>
 struct Early {
-  static constexpr int kThreads = NumberPairs<many>::kThreads, kPushers = 6, kBlocks = 2 + kPushers;
+  static constexpr int kThreads = NumberPairs<many>::kThreads, kPushers = 12,
+                       kBlocks = 2 + kPushers;
   static constexpr bool kTogether = true;
   Control* control;
   uint32_t prepare, dispatch;  // signatures
@@ -52,6 +53,7 @@ struct Early {
   // Enters, and finds the ranks and experts of pairs meanwhile. False if the group has failed.
   template <class Team>
   MOIETY_STEP bool enter(Team& team, Control& c, Errors& errors, int32_t* pairs_E) const {
+    bool begun = true;
     team.each(c.experts, [&](int64_t e) { pairs_E[e] = 0; });
     find_pairs(
         team, c, p, 0,
@@ -61,14 +63,14 @@ struct Early {
         },
         [&] {
           on_last(team, [&] {
-            begin_epochs(c, [&] {
+            begun = begin_epochs(c, [&] {
               c.pulls = 0;
               c.entry = {uint64_t(c.epoch) << kSignatureBits | prepare, 0, 0};
               c.next = {uint64_t(c.epoch + 1) << kSignatureBits | dispatch, row_bytes, plan};
             });
           });
         });
-    if (!await_credits(team, c, 1)) return false;
+    if (team.any(!begun) || !await_credits(team, c, 1)) return false;
     // Released, so that what is pushed comes behind the credits that this block has seen.
     team.one([&] { store_release_here(&c.early, c.next.word); });
     team.each(c.ranks, [&](int64_t r) { c.direct_R[r] = {}; });
@@ -87,23 +89,31 @@ struct Early {
     if (p.may_cut()) count_kept_pairs(team, c, p, 0, pairs_E);
     team.each(c.experts, [&](int64_t e) { keep_pairs(c, p, e, pairs_E[e]); });
     team.sync();
-    ExchangeHeads{control, p, true, false}(team);
+    const ExchangeHeads heads{control, p};
+    heads.send(team, c);
     clear_slots(team, p.plan);
-    const ExchangeHeads heads{control, p, false, true};
-    heads(team);
-    if (failed(team, c)) return;
+    if (!heads.receive(team, c)) return;
     // What is left of the prepare stands in no word of its epoch.
     team.one([&] {
       c.begin_epoch();
       c.entry = c.next;
     });
-    const Await rows_here{control, p.plan, false};
-    const uint64_t start = nanoseconds();
-    const int64_t last = 32 * team.warps() - 1;
-    TrimExperts{p}(team, c, [&] { rows_here.look_out(team, [=](int64_t i) { return last - i; }); });
-    if (failed(team, c)) return;
+    // Peers' records are there when they have told of the second entry.
+    bool met = true;
+    const int64_t threads = 32 * team.warps();
+    TrimExperts{p}(team, c, [&] {
+      team.each(threads, [&](int64_t i) {
+        const int64_t peer = threads - 1 - i;
+        if (peer < c.ranks - 1) met = meet(c, c.peer(peer)) && met;
+      });
+    });
+    if (team.any(!met)) return;
     team.one([&] { store_release_here(&c.settled, c.next.word); });
     on_last(team, [&] { SettlePlan{heads}.write_info(c); });
+    const Await rows_here{control, p.plan, false};
+    const uint64_t start = nanoseconds();
+    rows_here.look_out(team, [](int64_t thread) { return thread; });
+    team.sync();
     rows_here.came(team, start);
   }
 
@@ -125,13 +135,18 @@ struct Early {
     });
   }
 
-  // Returns when another block has stored `word`; false if the group has failed.
-  template <class Team>
-  MOIETY_STEP bool come_to(Team& team, const Control& c, const uint64_t& word) const {
-    team.one([&] {
-      while (load_acquire(&word) == 0 && look(&c.failed) == 0) pause();
-    });
-    return !failed(team, c);
+  // Returns when other blocks have stored these words; false if the group has failed.
+  template <class Team, class... Words>
+  MOIETY_STEP bool come_to(Team& team, const Control& c, const Words&... words) const {
+    bool here = true;
+    const auto look_for = [&](const uint64_t& word) {
+      while (here && load_acquire(&word) == 0) {
+        here = look(&c.failed) == 0;
+        pause();
+      }
+    };
+    team.one([&] { (look_for(words), ...); });
+    return !team.any(!here);
   }
   template <class Team>
   MOIETY_STEP void push(Team& team, const Control& c) const {
@@ -170,8 +185,8 @@ struct Early {
       if (task.chunk * c.chunk_rows >= rows_R[task.peer]) return;
       store_release(c.ready_word_in(half, task.peer, c.rank, task.chunk), word);
     });
-    if (!come_to(team, c, c.settled) || !come_to(team, c, c.numbered)) return;
-    FindSlots{control, p, static_cast<int>((epoch_of(word) - 1) % c.depth)}(team);
+    if (!come_to(team, c, c.settled, c.numbered)) return;
+    FindSlots{control, p, static_cast<int>((epoch_of(word) - 1) % c.depth)}.find(team);
   }
 };
 

@@ -69,25 +69,26 @@ MOIETY_STEP void post_entries(Team& team, const Control& c, const OwnRows& own) 
   });
 }
 
-// Takes the next epoch, whose words `begin` sets; on one thread.
+// Takes the next epoch, whose words `begin` sets; on one thread. False if the group has failed.
 template <class Begin>
-MOIETY_STEP void begin_epochs(Control& c, Begin&& begin) {
+MOIETY_STEP bool begin_epochs(Control& c, Begin&& begin) {
   c.begin_epoch();
   begin();
   if (c.open == 0) tell_host(c, {.kind = kReleased, .mine = c.entry});
-  if (look(&c.failed) == 0) poisoned(c);
+  return look(&c.failed) == 0 && !poisoned(c);
 }
 // Returns when all peers have read what this rank's stores up to `ahead` epochs later will overwrite.
 // False if the group has failed.
 template <class Team>
 MOIETY_STEP bool await_credits(Team& team, Control& c, Epoch ahead) {
-  if (failed(team, c)) return false;
   const uint64_t start = nanoseconds();
+  bool here = true;
   team.each(c.ranks - 1, [&](int64_t i) {
     const int r = c.peer(i);
-    wait(c, c.word(c.rank, c.layout.credit, r), 0, c.epoch + ahead - c.depth, {.from = r});
+    const uint64_t* credit = c.word(c.rank, c.layout.credit, r);
+    here = wait(c, credit, 0, c.epoch + ahead - c.depth, {.from = r}) && here;
   });
-  if (failed(team, c)) return false;
+  if (team.any(!here)) return false;
   team.one([&] {
     count_wait(c, start);
     c.began_ns = nanoseconds();
@@ -98,9 +99,9 @@ MOIETY_STEP bool await_credits(Team& team, Control& c, Epoch ahead) {
 // Both.
 template <class Team, class Begin>
 MOIETY_STEP bool enter_epochs(Team& team, Control& c, Epoch ahead, Begin&& begin) {
-  team.one([&] { begin_epochs(c, begin); });
-  team.sync();
-  return await_credits(team, c, ahead);
+  bool begun = true;
+  team.one([&] { begun = begin_epochs(c, begin); });
+  return !team.any(!begun) && await_credits(team, c, ahead);
 }
 
 // Takes the next epoch; returns when all peers have read what this rank's stores will overwrite. Where

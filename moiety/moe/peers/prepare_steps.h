@@ -20,16 +20,6 @@ struct ExchangeHeads {
     if (sends) send(team, c);
     if (receives) receive(team, c);
   }
-
- private:
-  static constexpr int64_t kHeadWords = sizeof(MessageHead) / 4;
-  // Word `at` of the head and counts of rank s, as they lie in a message.
-  MOIETY_STEP int32_t* word(const Control& c, int s, int64_t at) const {
-    const int64_t experts = c.experts, i = at - kHeadWords;
-    if (i < 0) return reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + at;
-    return i < experts ? &p.plan.count_RE[s * experts + i]
-                       : &p.plan.rows_RR[int64_t{s} * c.ranks + i - experts];
-  }
   template <class Team>
   MOIETY_STEP void send(Team& team, Control& c) const {
     // The head by a warp, the counts by the others meanwhile.
@@ -62,16 +52,19 @@ struct ExchangeHeads {
       });
     });
   }
+  // False if the group has failed.
   template <class Team>
-  MOIETY_STEP void receive(Team& team, Control& c) const {
+  MOIETY_STEP bool receive(Team& team, Control& c) const {
     const uint64_t start = nanoseconds();
+    bool good = true;
     team.each(c.ranks - 1, [&](int64_t i) {
       const int s = c.peer(i);
-      wait(c, c.ready_word(c.rank, s, c.layout.chunks), kSignatureBits, c.epoch,
-           {.from = s, .chunk = c.layout.chunks});
+      good = wait(c, c.ready_word(c.rank, s, c.layout.chunks), kSignatureBits, c.epoch,
+                  {.from = s, .chunk = c.layout.chunks}) &&
+             good;
     });
-    end_waits(team, c, start);
-    if (failed(team, c)) return;
+    if (team.any(!good)) return false;
+    on_last(team, [&] { count_wait(c, start); });
     for (int i = 0; i + 1 < c.ranks; ++i) {
       const int s = c.peer(i);
       const std::byte* in = c.message(c.rank, s);
@@ -80,7 +73,18 @@ struct ExchangeHeads {
     }
     team.sync();
     team.each(c.ranks, [&](int64_t s) { p.plan.tokens_R[s] = c.scratch.heads_R[s].tokens; });
-    on_last(team, [&] { compare(c); });
+    on_last(team, [&] { good = compare(c); });
+    return !team.any(!good);
+  }
+
+ private:
+  static constexpr int64_t kHeadWords = sizeof(MessageHead) / 4;
+  // Word `at` of the head and counts of rank s, as they lie in a message.
+  MOIETY_STEP int32_t* word(const Control& c, int s, int64_t at) const {
+    const int64_t experts = c.experts, i = at - kHeadWords;
+    if (i < 0) return reinterpret_cast<int32_t*>(&c.scratch.heads_R[s]) + at;
+    return i < experts ? &p.plan.count_RE[s * experts + i]
+                       : &p.plan.rows_RR[int64_t{s} * c.ranks + i - experts];
   }
   MOIETY_STEP MessageHead own_head(const Control& c) const {
     const PlanView& plan = p.plan;
@@ -107,7 +111,7 @@ struct ExchangeHeads {
     }
     return out;
   }
-  MOIETY_STEP void compare(Control& c) const {
+  MOIETY_STEP bool compare(Control& c) const {
     const MessageHead* heads = c.scratch.heads_R;
     for (int r = 1; r < c.ranks; ++r) {
       const int field = differing_field(heads[0], heads[r]);
@@ -120,8 +124,10 @@ struct ExchangeHeads {
       fault.heads[1] = heads[r];
       fault.field = field;
       fault.other = r;
-      return poison_all(c, fault);
+      poison_all(c, fault);
+      return false;
     }
+    return true;
   }
 };
 
@@ -215,8 +221,11 @@ struct FindSlots {
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
+    if (!failed(team, *control)) find(team);
+  }
+  template <class Team>
+  MOIETY_STEP void find(Team& team) const {
     const Control& c = *control;
-    if (failed(team, c)) return;
     const PlanView& plan = p.plan;
     const bool lost = c.scratch.trims->dropped > 0;
     const int64_t tile = FindSlots::tile(32 * team.warps(), plan.topk);

@@ -186,19 +186,6 @@ MOIETY_STEP bool comes_last(uint32_t* count, int64_t all) {
   *count = 0;
   return true;
 }
-// The same for `all` threads of a team, whose count lies in its memory.
-MOIETY_STEP bool comes_last_of_team(uint32_t* count, int64_t all) {
-#ifdef __CUDACC__
-  __threadfence_block();
-  const uint32_t before = atomicAdd(count, 1u);
-  __threadfence_block();
-#else
-  const uint32_t before = std::atomic_ref(*count).fetch_add(1, std::memory_order_acq_rel);
-#endif
-  if (before + 1 != all) return false;
-  *count = 0;
-  return true;
-}
 MOIETY_STEP unsigned long long load_bits(const unsigned long long* x) {
 #ifdef __CUDACC__
   return *static_cast<const volatile unsigned long long*>(x);

@@ -33,12 +33,8 @@ struct PushRows {
   static constexpr int kThreads = 256;
   // Chunks whose rows a team looks up together.
   static constexpr int kChunks = 4;
-  // A team's memory for the rows of chunks: their tokens, and the slots that direct rows go to; then
-  // the warps that have stored their part of a chunk.
-  static constexpr int64_t counts(int64_t chunk_rows) { return 8 * chunk_rows * kChunks; }
-  static constexpr int64_t shared_bytes(int64_t chunk_rows) {
-    return counts(chunk_rows) + 4 * kChunks;
-  }
+  // A team's memory for the rows of chunks: their tokens, and the slots that direct rows go to.
+  static constexpr int64_t shared_bytes(int64_t chunk_rows) { return 8 * chunk_rows * kChunks; }
   Control* control;
   PlanView plan;
   CopyRows rows;
@@ -53,13 +49,12 @@ struct PushRows {
       most = n > most ? n : most;
     }
     const int64_t tasks = c.chunks(most) * (c.ranks - 1), step = team.blocks();
-    team.each(kChunks, [&](int64_t i) { stored_of(team, c)[i] = 0; });
     for (int64_t first = team.block(); first < tasks; first += kChunks * step) {
       const int64_t left = ceil_div(tasks - first, step), n = left < kChunks ? left : kChunks;
       find_tokens(team, c, first, n);
       find_slots(team, c, first, n);
       for (int64_t i = 0; i < n; ++i) {
-        push(team, c, chunk_task(first + i * step, c.rank, c.ranks), i);
+        push(team, c, chunk_task(first + i * step, c.rank, c.ranks), i * c.chunk_rows);
       }
     }
   }
@@ -77,10 +72,6 @@ struct PushRows {
   template <class Team>
   MOIETY_STEP static int32_t* slots_of(Team& team, const Control& c) {
     return team.template shared<int32_t>(4 * c.chunk_rows * kChunks);
-  }
-  template <class Team>
-  MOIETY_STEP static uint32_t* stored_of(Team& team, const Control& c) {
-    return team.template shared<uint32_t>(counts(c.chunk_rows));
   }
 
   // Finds the tokens of the rows of `n` of this team's chunks, each by a warp: -1 for dead rows.
@@ -141,10 +132,10 @@ struct PushRows {
     }
     if (any) team.sync();
   }
-  // `turn`: its number among those whose rows have been looked up.
+  // `at`: the place of its rows in the team's memory.
   template <class Team>
-  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task, int64_t turn) const {
-    const int64_t count = count_of(c, task), at = turn * c.chunk_rows;
+  MOIETY_STEP void push(Team& team, const Control& c, const ChunkTask& task, int64_t at) const {
+    const int64_t count = count_of(c, task);
     if (count == 0) return;
     const int r = task.peer;
     const int32_t *const token_of = tokens_of(team) + at, *const slot_of = slots_of(team, c) + at;
@@ -161,14 +152,9 @@ struct PushRows {
       store_piece(warp, plan, rows, data, t, split.rest,
                   {direct ? direct.row(slot_of[split.item]) : record, record, &places});
     });
-    // The last warp to have stored its part announces the chunk; the others go on with the next one.
-    team.each_warp(team.warps(), [&](auto& warp, int64_t) {
-      warp.sync();
-      warp.one([&] {
-        if (!comes_last_of_team(stored_of(team, c) + turn, team.warps())) return;
-        store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word);
-      });
-    });
+    team.sync();
+    // The others go on with the next chunk.
+    team.one([&] { store_release(c.ready_word(r, c.rank, task.chunk), c.entry.word); });
   }
   // The slot of the first live pair of token t at rank r.
   template <class Warp>

@@ -190,8 +190,8 @@ class StepExchange final : public PeerExchange {
     };
     few_experts() ? lead.template operator()<false>() : lead.template operator()<true>();
     const int64_t items = map_.ranks() * plan.tokens_max * rows.pieces();
-    launch("ep take early", Last<ExpandRows>{{c, p.plan, rows, {}}, c}, {take_grid(plan, items)},
-           stream);
+    launch("ep take early", Last<ExpandRows>{{c, p.plan, rows, {}, true}, c},
+           {take_grid(plan, items)}, stream);
     end(stream);
     zero_places(plan, rows, d.rows.places, stream);
   }
