@@ -236,7 +236,7 @@ TEST(Peers, GrowingKeepsPlans) {
 // Rank 0 comes late. What others wait for it counts, unless something runs beside their operation;
 // then from where that has come to its end.
 TEST(Peers, WaitsBesideOtherWorkDoNotCount) {
-  constexpr auto kLate = std::chrono::milliseconds(120);
+  constexpr auto kLate = std::chrono::milliseconds(800);
   const Batch batch = batch_of(5);
   Threads::run(kRanks, [&](comm::Communicator& world) {
     EpGroup group = EpGroup::create(world, kMap, kLimits, options());
@@ -257,9 +257,9 @@ TEST(Peers, WaitsBesideOtherWorkDoNotCount) {
     const double alone = waited_ms(false, false), hidden = waited_ms(true, false),
                  ended = waited_ms(true, true);
     if (world.rank() != 0) {
-      EXPECT_GT(alone, 80);
-      EXPECT_LT(hidden, 40);
-      EXPECT_GT(ended, 80);
+      EXPECT_GT(alone, 600);
+      EXPECT_LT(hidden, 400);
+      EXPECT_GT(ended, 600);
     }
     world.barrier();
     group.close();
