@@ -7,19 +7,12 @@
 
 namespace moiety::gemm::sm90 {
 
-// Tiles of a block, or of a pair of blocks, in turn.
-template <GemmOp kOp, class L>
-using FusedWalk =
-    std::conditional_t<L::kInPairs, PairWalk<L::kColumns>, TileWalk<kOp, L::kColumns>>;
-template <class L>
-constexpr int kTogether = L::kInPairs ? kPair : 1;  // blocks
-
 template <GemmOp kOp, FusedKind kKind, class L>
 __device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
                                uint32_t base, const GroupTable& table) {
-  const FusedWalk<kOp, L> walk(g, table);
+  const WalkOf<kOp, L> walk(g, table);
   FusedRows<kOp, kKind, L> rows(f, maps, base);
-  for (int64_t index = blockIdx.x / kTogether<L>;; index += gridDim.x / kTogether<L>) {
+  for (int64_t index = blockIdx.x / L::kTogether;; index += gridDim.x / L::kTogether) {
     const Tile t = walk.at(index);
     if (t.group < 0) return;
     rows.tile(t);
@@ -42,45 +35,14 @@ __device__ void activate(const TileGemm& g, const FusedActivation& f, const Fuse
 template <GemmOp kOp, class L>
 __device__ void prepare_fused(const TileGemm& g, uint32_t base, GroupTable& table) {
   if (threadIdx.x == 0) {
-    for (int s = 0; s < L::kStages; ++s) {
-      barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
-      barrier_init(base + L::kBarriers + s * 16 + 8, kTogether<L> * kGroups * kWarpGroup / 32);
-    }
+    init_stages<L>(base);
     for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
     for (int i = 0; i < L::kWriters * L::kSlots; ++i) barrier_init(base + L::kCome + i * 8, 1);
     barrier_init_fence();
   }
-  const int columns = pieces(g.n, L::kColumns);
-  table.fill(g, [&](int rows) {
-    if constexpr (L::kInPairs) {
-      return PairWalk<L::kColumns>::tiles_of(rows, columns);
-    } else {
-      return FusedWalk<kOp, L>::tiles_of(rows);
-    }
-  });
+  fill_table<kOp, L>(table, g);
   __syncthreads();
   if constexpr (L::kInPairs) cluster_meet();
-}
-
-template <GemmOp kOp, class L>
-__device__ void load_tiles(const TileGemm& g, const FusedMaps& maps, uint32_t base, Tile* tiles,
-                           const GroupTable& table) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
-  if (!L::kGathers && thread >= 32) return;
-  FusedLoader<kOp, L> loader(g, maps, base);
-  const FusedWalk<kOp, L> walk(g, table);
-  int64_t index = blockIdx.x / kTogether<L>;
-  Tile t = walk.at(index);
-  loader.begin(t);
-  for (int n = 0;; ++n) {
-    if (thread == 0) tiles[n % kTilesAhead] = t;
-    __syncwarp();
-    if (t.group < 0) break;
-    const Tile next = walk.at(index += gridDim.x / kTogether<L>);
-    loader.tile(t, next);
-    t = next;
-  }
-  loader.end();
 }
 
 template <GemmOp kOp, class L>
@@ -98,7 +60,10 @@ __device__ __forceinline__ void run_block(const FusedMaps& maps, const TileGemm&
     multiply_tiles<kOp, L>(base, tiles, role, results);
   } else if (role == kGroups) {
     give_registers<56>();
-    load_tiles<kOp, L>(g, maps, base, tiles, *table);
+    const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+    if (!L::kGathers && thread >= 32) return;
+    FusedLoader<kOp, L> loader(g, maps, base);
+    load_tiles<kOp, L>(loader, g, tiles, *table, thread == 0);
   } else {
     take_registers<152>();
     activate<kOp, L>(g, f, maps, base, *table);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "moiety/gemm/sm90/fused.h"
-#include "moiety/gemm/sm90/pairs.cuh"
 #include "moiety/gemm/sm90/stages.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -13,7 +12,10 @@ template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs
 struct FusedLayout {
   static constexpr int kColumns = kColumnsOfTile;
   static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs;
-  static constexpr int kHalves = 1;  // times 64 rows, of a group that multiplies
+  static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
+  static constexpr int kTileM = kTileRows;
+  static constexpr bool kWarpsLoad = true;  // not one thread alone
+  static constexpr int kHalves = 1;         // times 64 rows, of a group that multiplies
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
   static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;
@@ -101,41 +103,21 @@ class FusedLoader {
                 ragged_place(k, t.begin + t.row, t.live));
     }
     if constexpr (L::kInPairs) {
-      if (t.shared) return copy_for_both(t, k);
-    }
-    if constexpr (L::kInPairs || kOp == GemmOp::kTN) {
-      copy_alone(t, k);
+      load_halves<kOp>(ring_, maps_.products.b, t.shared, [&](int half, int j) -> Place {
+        if (kOp == GemmOp::kTN) return {k, weight_row(t, half), matrix_.x, matrix_.y};
+        return {t.column + j, k + half * (kDepth / 2), matrix_.x, matrix_.y};
+      });
+    } else if constexpr (kOp == GemmOp::kTN) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        load_tile(ring_.b() + half * (L::kB / 2), maps_.products.b, ring_.full(),
+                  {k, weight_row(t, half), matrix_.x, matrix_.y});
+      }
     } else {
 #pragma unroll
       for (int j = 0; j < L::kColumns; j += 64) {
         load_tile(ring_.b() + j / 64 * kPiece, maps_.products.b, ring_.full(),
                   {t.column + j, k, matrix_.x, matrix_.y});
-      }
-    }
-  }
-  // The matrix's part of a block, in halves: of its columns, or of the reduction.
-  __device__ void copy_for_both(const Tile& t, int k) {
-    copy_half(t, k, cluster_rank(), [&](uint32_t to, const Place& at) {
-      load_tile_of_both(to, maps_.products.b, ring_.full(), at);
-    });
-  }
-  __device__ void copy_alone(const Tile& t, int k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      copy_half(t, k, half, [&](uint32_t to, const Place& at) {
-        load_tile(to, maps_.products.b, ring_.full(), at);
-      });
-    }
-  }
-  template <class Load>
-  __device__ void copy_half(const Tile& t, int k, int half, Load&& load) {
-    if constexpr (kOp == GemmOp::kTN) {
-      load(ring_.b() + half * (L::kB / 2), {k, weight_row(t, half), matrix_.x, matrix_.y});
-    } else {
-#pragma unroll
-      for (int j = 0; j < L::kColumns; j += 64) {
-        load(ring_.b() + j / 64 * kPiece + half * (kPiece / 2),
-             {t.column + j, k + half * (kDepth / 2), matrix_.x, matrix_.y});
       }
     }
   }

@@ -117,19 +117,17 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   }
 }
 
-template <GemmOp kOp, Gathered kGathered, class L>
-__device__ __forceinline__ void load_tiles_of(const TileGemm& g, const Maps& maps, uint32_t base,
-                                              Tile* tiles, const GroupTable& table) {
-  const bool first = threadIdx.x == kGroups * kWarpGroup;
-  if (!L::kGathers && !first) return;
-  Loader<kOp, L::kColumns, kGathered, L> loader(g, maps, base);
+// Loads the block's tiles in turn. `first`: the thread tells those who multiply of them.
+template <GemmOp kOp, class L, class TileLoader>
+__device__ __forceinline__ void load_tiles(TileLoader& loader, const TileGemm& g, Tile* tiles,
+                                           const GroupTable& table, bool first) {
   const WalkOf<kOp, L> walk(g, table);
   int64_t index = blockIdx.x / L::kTogether;
   Tile t = walk.at(index);
   loader.begin(t);
   for (int n = 0;; ++n) {
     if (first) tiles[n % kTilesAhead] = t;
-    if (L::kGathers) __syncwarp();
+    if (L::kWarpsLoad) __syncwarp();
     if (t.group < 0) break;
     const Tile next = walk.at(index += gridDim.x / L::kTogether);
     loader.tile(t, next);
@@ -146,24 +144,19 @@ __device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g
   auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
   auto* table = reinterpret_cast<GroupTable*>(memory + L::kTable);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < L::kStages; ++s) {
-      barrier_init(base + L::kBarriers + s * 16, kGathers ? L::kLoaders + 1 : 1);
-      barrier_init(base + L::kBarriers + s * 16 + 8, L::kTogether * kGroups * kWarpGroup / 32);
-    }
+    init_stages<L>(base);
     barrier_init_fence();
   }
-  if constexpr (L::kInPairs) {
-    const int columns = pieces(g.n, L::kColumns);
-    table->fill(g, [&](int rows) { return WalkOf<kOp, L>::tiles_of(rows, columns); });
-  } else if constexpr (kOp != GemmOp::kNT) {
-    table->fill(g, WalkOf<kOp, L>::tiles_of);
-  }
+  fill_table<kOp, L>(*table, g);
   __syncthreads();
   if constexpr (L::kInPairs) cluster_meet();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role >= kGroups) {
     give_registers<L::kManyLoaders ? 48 : kGathers ? 56 : 40>();
-    load_tiles_of<kOp, kGathered, L>(g, maps, base, tiles, *table);
+    const bool first = threadIdx.x == kGroups * kWarpGroup;
+    if (!kGathers && !first) return;
+    Loader<kOp, L::kColumns, kGathered, L> loader(g, maps, base);
+    load_tiles<kOp, L>(loader, g, tiles, *table, first);
   } else {
     take_registers<L::kManyLoaders ? 208 : kGathers ? 224 : 232>();
     Storer<kOp, L::kColumns, L> results(g, maps, base, role);

@@ -62,15 +62,20 @@ Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox) {
   return maps;
 }
 
+// Of a kernel whose tiles take a block each, or `together` blocks.
+LaunchShape shape_of(const TileGemm& g, int64_t tiles, int together, int threads,
+                     int64_t shared_bytes, const Stream& stream) {
+  const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
+  return {together * std::min(tiles, processors / together), threads, shared_bytes};
+}
+
 }  // namespace
 
 Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
-  const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, tile_rows(g.op, kernel.gathered), row.is.columns);
-  const int together = row.is.pairs ? 2 : 1;
-  return {row.kernel,
-          {together * std::min(tiles, processors / together), row.threads, row.shared_bytes},
+  const int together = row.is.pairs ? kPair : 1;
+  return {row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
           maps_of(g, row.is.columns / together, kBox / together)};
 }
 
@@ -107,10 +112,9 @@ FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, con
       forward   ? gathers ? fused_forward_gathered_launch(kernel) : fused_forward_launch(kernel)
         : gathers ? fused_backward_gathered_launch(kernel)
                 : fused_backward_launch(kernel);
-  const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
-  const int64_t tiles = tile_bound(g, kTileRows, kernel.columns), together = kernel.pairs ? 2 : 1;
-  return {row.kernel,
-          {together * std::min(tiles, processors / together), row.threads, row.shared_bytes},
+  const int64_t tiles = tile_bound(g, kTileRows, kernel.columns);
+  const int together = kernel.pairs ? kPair : 1;
+  return {row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
           fused_maps(g, activation.block, kernel)};
 }
 

@@ -73,7 +73,10 @@ class Loader {
     }
     if constexpr (!kCopyB) return;
     if constexpr (L::kInPairs) {
-      copy_matrix(t, k);
+      load_halves<kOp>(ring_, maps_.b, t.shared, [&](int half, int j) {
+        return kOp == GemmOp::kTN ? matrix_at(t, k, t.column + half * (kColumns / 2))
+                                  : matrix_at(t, t.column + j, k + half * (kDepth / 2));
+      });
     } else if constexpr (kOp == GemmOp::kTN) {
       load_tile(ring_.b(), maps_.b, ring_.full(), matrix_at(t, k, t.column));
     } else {
@@ -81,33 +84,6 @@ class Loader {
         load_tile(ring_.b() + j / 64 * kPiece, maps_.b, ring_.full(),
                   kOp == GemmOp::kNT ? ragged_place(t.column + j, t.begin + k, max(t.depth - k, 0))
                                      : matrix_at(t, t.column + j, k));
-      }
-    }
-  }
-
-  // The matrix's part of a block of a pair, in halves: of its columns, or of the reduction.
-  __device__ void copy_matrix(const Tile& t, int k) {
-    if (t.shared) {
-      return copy_half(t, k, cluster_rank(), [&](uint32_t to, const Place& at) {
-        load_tile_of_both(to, maps_.b, ring_.full(), at);
-      });
-    }
-#pragma unroll
-    for (int half = 0; half < kPair; ++half) {
-      copy_half(t, k, half,
-                [&](uint32_t to, const Place& at) { load_tile(to, maps_.b, ring_.full(), at); });
-    }
-  }
-  template <class Load>
-  __device__ void copy_half(const Tile& t, int k, int half, Load&& load) {
-    if constexpr (kOp == GemmOp::kTN) {
-      load(ring_.b() + half * (L::kB / kPair),
-           matrix_at(t, k, t.column + half * (kColumns / kPair)));
-    } else {
-#pragma unroll
-      for (int j = 0; j < kColumns; j += 64) {
-        load(ring_.b() + j / 64 * kPiece + half * (kPiece / kPair),
-             matrix_at(t, t.column + j, k + half * (kDepth / kPair)));
       }
     }
   }

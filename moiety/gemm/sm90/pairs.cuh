@@ -10,8 +10,6 @@
 
 namespace moiety::gemm::sm90 {
 
-constexpr int kPair = 2;  // blocks
-
 template <int kColumns>
 class PairWalk {
  public:
@@ -60,5 +58,16 @@ class PairWalk {
 template <GemmOp kOp, class L>
 using WalkOf =
     std::conditional_t<L::kInPairs, PairWalk<L::kColumns>, TileWalk<kOp, L::kColumns, L::kTileM>>;
+
+// The table of that walk.
+template <GemmOp kOp, class L>
+__device__ void fill_table(GroupTable& table, const TileGemm& g) {
+  if constexpr (L::kInPairs) {
+    const int columns = pieces(g.n, L::kColumns);
+    table.fill(g, [&](int rows) { return WalkOf<kOp, L>::tiles_of(rows, columns); });
+  } else if constexpr (kOp != GemmOp::kNT) {
+    table.fill(g, WalkOf<kOp, L>::tiles_of);
+  }
+}
 
 }  // namespace moiety::gemm::sm90

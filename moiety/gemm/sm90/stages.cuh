@@ -24,7 +24,9 @@ struct Layout {
   static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;
   static constexpr int kLoaders = kManyLoaders ? 2 * kWarpGroup : kWarpGroup;  // threads
   static constexpr int kThreads = kGroups * kWarpGroup + kLoaders;
-  static constexpr int kTileM = tile_rows(kOp, kGathered);  // rows of a tile
+  static constexpr int kTileM = tile_rows(kOp, kGathered);       // rows of a tile
+  static constexpr int kArrivals = kGathers ? kLoaders + 1 : 1;  // that fill a stage
+  static constexpr bool kWarpsLoad = kGathers;                   // not one thread alone
   static constexpr int kHalves = kTileM / 128;  // times 64 rows, of a group that multiplies
   static constexpr int kColumns = kColumnsOfTile;
   // Warps store their rows without the others of their group: faster by one to three percent, and as
@@ -83,6 +85,42 @@ struct Ring {
   __device__ uint32_t a() const { return base + stage * L::kStage; }
   __device__ uint32_t b() const { return a() + L::kA; }
 };
+
+// The barriers of all stages, by one thread.
+template <class L>
+__device__ __forceinline__ void init_stages(uint32_t base) {
+  for (int s = 0; s < L::kStages; ++s) {
+    barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
+    barrier_init(base + L::kBarriers + s * 16 + 8, L::kTogether * kGroups * kWarpGroup / 32);
+  }
+}
+
+// Brings the matrix's part of a stage of a block of a pair in halves, of its columns, or of the
+// reduction: where it is `shared`, this block's one to both, else both. `place(half, j)` is that of
+// the half's columns from the j-th of the tile on; a half of columns is one load.
+template <GemmOp kOp, class L, class PlaceOf>
+__device__ __forceinline__ void load_halves(const Ring<L>& ring, const CUtensorMap& map,
+                                            bool shared, PlaceOf&& place) {
+  const auto load_half = [&](int half, auto&& load) {
+    if constexpr (kOp == GemmOp::kTN) {
+      load(ring.b() + half * (L::kB / kPair), place(half, 0));
+    } else {
+#pragma unroll
+      for (int j = 0; j < L::kColumns; j += 64) {
+        load(ring.b() + j / 64 * kPiece + half * (kPiece / kPair), place(half, j));
+      }
+    }
+  };
+  if (shared) {
+    return load_half(cluster_rank(), [&](uint32_t to, const Place& at) {
+      load_tile_of_both(to, map, ring.full(), at);
+    });
+  }
+#pragma unroll
+  for (int half = 0; half < kPair; ++half) {
+    load_half(half, [&](uint32_t to, const Place& at) { load_tile(to, map, ring.full(), at); });
+  }
+}
 
 // Waits until the stage may be multiplied. Rows that threads have copied need an order of their own.
 template <class L>
