@@ -20,7 +20,6 @@ constexpr uint32_t kKnownFlags =
     kDocumentsEndInEos | kDocumentsStartWithBos | kHasLossMask | kPiecesHaveChecksums;
 
 constexpr uint64_t kCountedTogether = 1 << 16;  // tokens
-constexpr uint64_t kReadTogether = 1 << 20;     // bytes
 constexpr uint64_t kStartsTogether = 512;
 
 uint64_t file_size(int fd, const std::string& path) {
@@ -123,16 +122,6 @@ void TokenFile::check_header_rest(const unsigned char* p) const {
   }
   if (has_mask()) check_crc(tok::kMaskAt, tok::kMaskFieldsCrcAt);
   if (has_pieces) check_crc(tok::kPiecesOffsetAt, tok::kPiecesCrcAt);
-}
-
-template <class Use>
-void TokenFile::for_bytes(uint64_t offset, uint64_t bytes, Use&& use) const {
-  std::vector<unsigned char> part;
-  for (const uint64_t end = offset + bytes; offset < end; offset += part.size()) {
-    part.resize(std::min(kReadTogether, end - offset));
-    read_bytes(offset, part);
-    use(std::span<const unsigned char>(part));
-  }
 }
 
 // Starts of documents that are asked for in ascending order.

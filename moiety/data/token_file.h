@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -97,8 +98,9 @@ class TokenFile {
   void check_piece_table(const unsigned char* head);
   std::string id_fault(std::span<const unsigned char> bytes, uint64_t first) const;
   void read_bytes(uint64_t offset, std::span<unsigned char> out) const;
-  template <class Use>
-  void for_bytes(uint64_t offset, uint64_t bytes, Use&& use) const;
+  // Reads these bytes and shows them, in parts.
+  void for_bytes(uint64_t offset, uint64_t bytes,
+                 const std::function<void(std::span<const unsigned char>)>& use) const;
   void check_size() const;
   uint64_t document_start(uint64_t d) const;
 

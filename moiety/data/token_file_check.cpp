@@ -12,7 +12,7 @@
 namespace moiety::data {
 namespace {
 
-constexpr uint64_t kReadBytes = 1 << 20;
+constexpr uint64_t kReadTogether = 1 << 20;  // bytes
 
 }  // namespace
 
@@ -54,19 +54,28 @@ void TokenFile::read_bytes(uint64_t offset, std::span<unsigned char> out) const 
   }
 }
 
+void TokenFile::for_bytes(uint64_t offset, uint64_t bytes,
+                          const std::function<void(std::span<const unsigned char>)>& use) const {
+  std::vector<unsigned char> part;
+  for (const uint64_t end = offset + bytes; offset < end; offset += part.size()) {
+    part.resize(std::min(kReadTogether, end - offset));
+    read_bytes(offset, part);
+    use(part);
+  }
+}
+
 TokenFile::PieceCheck TokenFile::check_piece(uint64_t piece) const {
   MOIETY_CHECK(piece < pieces(), "{}: piece {} of {}", path_, piece, pieces());
   check_size();
   const uint64_t bytes = header_.tokens * header_.token_bytes;
   const uint64_t begin = piece * kPieceBytes, end = std::min(begin + kPieceBytes, bytes);
-  std::vector<unsigned char> part;
   PieceCheck check;
-  for (uint64_t at = begin; at < end; at += part.size()) {
-    part.resize(std::min(kReadBytes, end - at));
-    read_bytes(tok::kHeaderBytes + at, part);
+  uint64_t at = begin;
+  for_bytes(tok::kHeaderBytes + begin, end - begin, [&](std::span<const unsigned char> part) {
     check.crc32c = crc32c(part.data(), part.size(), check.crc32c);
     if (check.fault.empty()) check.fault = id_fault(part, at / header_.token_bytes);
-  }
+    at += part.size();
+  });
   if (!(header_.flags & kPiecesHaveChecksums)) return check;
   const uint32_t expected = piece_crcs_[piece];
   if (check.crc32c != expected) {

@@ -111,9 +111,10 @@ struct Control {
 
   MOIETY_HD_INLINE void begin_epoch() {
     ++epoch;
-    in_half = static_cast<int32_t>(epoch % depth);
+    in_half = half_of(epoch);
   }
   MOIETY_HD_INLINE int half() const { return in_half; }
+  MOIETY_HD_INLINE int half_of(Epoch of) const { return static_cast<int>(of % depth); }
   MOIETY_HD_INLINE int next_half() const { return in_half + 1 < depth ? in_half + 1 : 0; }
   // Peer i < ranks - 1.
   MOIETY_HD_INLINE int peer(int64_t i) const {

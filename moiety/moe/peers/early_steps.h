@@ -123,15 +123,15 @@ struct Early {
     step.number(team, c, 0);
     if (!come_to(team, c, c.early)) return;
     const uint64_t word = load_acquire(&c.early);
-    const auto half_of = [&](Epoch epoch) { return static_cast<int>(epoch % c.depth); };
-    step.send(team, c, 0, half_of(epoch_of(word) - 1));
+    const Epoch epoch = epoch_of(word);
+    step.send(team, c, 0, [&](int r) { return c.message_in(c.half_of(epoch - 1), r, c.rank); });
     team.sync();
     // From here on rows that turn out dead may lose their numbers.
     on_last(team, [&] { store_release_here(&c.numbered, word); });
     team.each(c.ranks - 1, [&](int64_t i) {
       const Entry entry{word, row_bytes, plan};
-      store_entry(c, c.peer(i), half_of(epoch_of(word)), entry, {});
-      post_head(c, c.peer(i), half_of(epoch_of(word)), entry);
+      store_entry(c, c.peer(i), c.half_of(epoch), entry, {});
+      post_head(c, c.peer(i), c.half_of(epoch), entry);
     });
   }
 
@@ -163,7 +163,7 @@ struct Early {
     });
     if (!come_to(team, c, c.early)) return;
     const uint64_t word = load_acquire(&c.early);
-    const int half = static_cast<int>(epoch_of(word) % c.depth);
+    const int half = c.half_of(epoch_of(word));
     int64_t most = 0;
     for (int r = 0; r < c.ranks; ++r) most = rows_R[r] > most ? rows_R[r] : most;
     // This team's tasks lie together, so that all of its warps have some.
@@ -186,7 +186,7 @@ struct Early {
       store_release(c.ready_word_in(half, task.peer, c.rank, task.chunk), word);
     });
     if (!come_to(team, c, c.settled, c.numbered)) return;
-    FindSlots{control, p, static_cast<int>((epoch_of(word) - 1) % c.depth)}.find(team);
+    FindSlots{control, p, c.half_of(epoch_of(word) - 1)}.find(team);
   }
 };
 

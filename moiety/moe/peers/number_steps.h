@@ -51,7 +51,7 @@ struct NumberPairs {
     for (int64_t b = team.block(); b < (alone ? 1 : plan.blocks); b += team.blocks()) {
       team.sync();
       number(team, c, b);
-      send(team, c, b, -1);
+      send(team, c, b, [&](int r) { return c.message(r, c.rank); });
     }
   }
   // The numbers of a block. The team meets behind it, but for what slot_TK gets.
@@ -85,15 +85,15 @@ struct NumberPairs {
       plan.slot_TK[first * topk + i] = expert_P[i] < 0 ? -1 : number_P[i];
     });
   }
-  // The records of a numbered block, for messages in this half; -1: in that of the epoch.
-  template <class Team>
-  MOIETY_STEP void send(Team& team, const Control& c, int64_t b, int half) const {
+  // The records of a numbered block, for the messages `message_for(rank)`.
+  template <class Team, class MessageFor>
+  MOIETY_STEP void send(Team& team, const Control& c, int64_t b, MessageFor&& message_for) const {
     const NumberPlaces at(p.plan.topk, c.experts, team.warps());
     const auto* ranks = team.template shared<Ranks>(0);
     const auto* expert_P = team.template shared<int16_t>(at.kExperts);
     const auto* number_P = team.template shared<int32_t>(at.numbers);
     team.each(p.tokens_of(b) * p.plan.topk, [&](int64_t i) {
-      send(c, b * kTokenBlock, i, ranks, {expert_P[i], number_P[i]}, half);
+      send(c, b * kTokenBlock, i, ranks, {expert_P[i], number_P[i]}, message_for);
     });
   }
 
@@ -162,8 +162,9 @@ struct NumberPairs {
 
   // Stores what the records of its token say of pair i of the block that begins with token `first`,
   // and with the first pair the token. A record is that of a row for a peer.
+  template <class MessageFor>
   MOIETY_STEP void send(const Control& c, int64_t first, int64_t i, const Ranks* ranks,
-                        const Choice& numbered, int half) const {
+                        const Choice& numbered, MessageFor&& message_for) const {
     const int expert = numbered.expert;
     const int32_t number = numbered.pair;
     const Split pair(i, p.plan.topk);
@@ -172,8 +173,7 @@ struct NumberPairs {
     const int64_t t = first + pair.item;
     for (int r = 0; r < c.ranks; ++r) {
       if (r == c.rank || (ranks[pair.item] >> r & 1) == 0) continue;
-      std::byte* const message = half < 0 ? c.message(r, c.rank) : c.message_in(half, r, c.rank);
-      std::byte* const out = message + head_bytes(c.experts, c.ranks) +
+      std::byte* const out = message_for(r) + head_bytes(c.experts, c.ranks) +
                              p.plan.row_TR[t * c.ranks + r] * routing_bytes(p.plan.topk);
       const Choice choice = owner == r ? Choice{local, number} : Choice{};
       store(out + 8 * (pair.rest + 1), choice);
