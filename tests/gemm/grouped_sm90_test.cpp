@@ -135,13 +135,30 @@ TEST(GroupedSm90, BlocksWorkInPairsWhereRowsLieInOrder) {
     g.n = n;
     g.a.source = gathered;
     g.sm_limit = sm_limit;
-    return sm90::choose_fused(g);
+    return sm90::choose_fused(g, true);
   };
   EXPECT_EQ(chosen(768, nullptr, 0), (FusedKernel{192, true}));
   EXPECT_EQ(chosen(2880, nullptr, 0), (FusedKernel{192, true}));
   EXPECT_EQ(chosen(256, nullptr, 0), (FusedKernel{128, false}));
   EXPECT_EQ(chosen(768, &source, 0), (FusedKernel{192, false}));
   EXPECT_EQ(chosen(768, nullptr, 1), (FusedKernel{192, false}));
+}
+
+TEST(GroupedSm90, RowsOfGatedActivationsWaitWhereTilesOf256ColumnsAreFullAndLong) {
+  static const int32_t source = 0;
+  const auto columns = [](int64_t n, int64_t k, bool gated = true) {
+    TileGemm g = product(GemmOp::kTN);
+    g.n = n;
+    g.k = k;
+    g.a.source = &source;
+    return sm90::choose_fused(g, gated).columns;
+  };
+  EXPECT_EQ(columns(512, 1536), 256);
+  EXPECT_EQ(columns(1536, 2048), 256);
+  EXPECT_EQ(columns(28672, 4096), 256);
+  EXPECT_EQ(columns(512, 1024), 128);
+  EXPECT_EQ(columns(5760, 2880), 192);  // half of the last tile would be in vain
+  EXPECT_EQ(columns(1536, 2048, false), 192);
 }
 
 TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {

@@ -1,8 +1,11 @@
 // The kernel of fused.h. Two warp groups multiply, as in grouped_sm90.cuh, and hand the rows of a
-// tile, rounded, to warps that compute its activation while the next tile is multiplied.
+// tile, rounded, to warps that compute its activation while the next tile is multiplied, or keep them
+// and do so themselves (fused_held.cuh).
 #pragma once
 
-#include "moiety/gemm/sm90/fused_rows.cuh"
+#include <type_traits>
+
+#include "moiety/gemm/sm90/fused_held.cuh"
 #include "moiety/gemm/sm90/grouped_sm90.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -22,13 +25,24 @@ __device__ void activate_tiles(const TileGemm& g, const FusedActivation& f, cons
 template <GemmOp kOp, class L>
 __device__ void activate(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
                          uint32_t base, const GroupTable& table) {
-  const Activation& a = f.block.activation;
-  if (a.kind == ActivationKind::kSquaredRelu) {
-    activate_tiles<kOp, FusedKind::kSquaredRelu, L>(g, f, maps, base, table);
-  } else if (a.alpha == 1 && a.offset == 0 && a.limit == swiglu().limit) {
-    activate_tiles<kOp, FusedKind::kSwiglu, L>(g, f, maps, base, table);
+  with_kind(f.block.activation,
+            [&](auto kind) { activate_tiles<kOp, kind.value, L>(g, f, maps, base, table); });
+}
+
+template <GemmOp kOp, class L>
+__device__ void multiply_fused(const TileGemm& g, const FusedActivation& f, const FusedMaps& maps,
+                               uint32_t base, const Tile* tiles, int group) {
+  if constexpr (L::kHolds) {
+    with_kind(f.block.activation, [&](auto kind) {
+      if constexpr (kind.value != FusedKind::kSquaredRelu) {
+        HeldRows<kind.value, L> results(g, maps, f.block, base, group);
+        multiply_tiles<kOp, L>(base, tiles, group, results);
+        results.end();
+      }
+    });
   } else {
-    activate_tiles<kOp, FusedKind::kGlu, L>(g, f, maps, base, table);
+    HandedRows<kOp, L> results(g, f.block, base, group);
+    multiply_tiles<kOp, L>(base, tiles, group, results);
   }
 }
 
@@ -36,8 +50,10 @@ template <GemmOp kOp, class L>
 __device__ void prepare_fused(const TileGemm& g, uint32_t base, GroupTable& table) {
   if (threadIdx.x == 0) {
     init_stages<L>(base);
-    for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
-    for (int i = 0; i < L::kWriters * L::kSlots; ++i) barrier_init(base + L::kCome + i * 8, 1);
+    if constexpr (!L::kHolds) {
+      for (int i = 0; i < 2 * L::kBlocks; ++i) barrier_init(base + L::kHanded + i * 8, 1);
+      for (int i = 0; i < L::kWriters * L::kSlots; ++i) barrier_init(base + L::kCome + i * 8, 1);
+    }
     barrier_init_fence();
   }
   fill_table<kOp, L>(table, g);
@@ -55,17 +71,16 @@ __device__ __forceinline__ void run_block(const FusedMaps& maps, const TileGemm&
   prepare_fused<kOp, L>(g, base, *table);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role < kGroups) {
-    take_registers<152>();
-    HandedRows<kOp, L> results(g, f.block, base, role);
-    multiply_tiles<kOp, L>(base, tiles, role, results);
+    take_registers<L::kMultiplyRegisters>();
+    multiply_fused<kOp, L>(g, f, maps, base, tiles, role);
   } else if (role == kGroups) {
-    give_registers<56>();
+    give_registers<L::kLoadRegisters>();
     const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
     if (!L::kGathers && thread >= 32) return;
     FusedLoader<kOp, L> loader(g, maps, base);
     load_tiles<kOp, L>(loader, g, tiles, *table, thread == 0);
-  } else {
-    take_registers<152>();
+  } else if constexpr (!L::kHolds) {
+    take_registers<L::kWriteRegisters>();
     activate<kOp, L>(g, f, maps, base, *table);
   }
 }
@@ -85,21 +100,37 @@ __global__ void __launch_bounds__(L::kThreads, 1) __cluster_dims__(kPair, 1, 1)
   cluster_meet();  // the other block's loads arrive in this one
 }
 
+template <GemmOp kOp, int kColumns, bool kGathers, bool kPairs>
+FusedLaunch fused_launch_of() {
+  using L = std::conditional_t<kColumns == kHeldColumns, HeldLayout<kGathers, kPairs>,
+                               FusedLayout<kOp, kColumns, kGathers, kPairs>>;
+  if constexpr (kPairs) {
+    return {fused_pairs<kOp, L>, L::kThreads, L::kBytes};
+  } else {
+    return {fused_products<kOp, L>, L::kThreads, L::kBytes};
+  }
+}
 template <GemmOp kOp, int kColumns, bool kGathers>
 FusedLaunch fused_launch_of([[maybe_unused]] bool pairs) {
-  if constexpr (!kGathers && kColumns == kPairColumns) {
-    if (pairs) {
-      using L = FusedLayout<kOp, kColumns, kGathers, true>;
-      return {fused_pairs<kOp, L>, L::kThreads, L::kBytes};
+  constexpr bool kMayPair = !kGathers && kColumns > 128;
+  if constexpr (kMayPair && kColumns == kHeldColumns) {
+    return fused_launch_of<kOp, kColumns, kGathers, true>();
+  } else {
+    if constexpr (kMayPair) {
+      if (pairs) return fused_launch_of<kOp, kColumns, kGathers, true>();
     }
+    return fused_launch_of<kOp, kColumns, kGathers, false>();
   }
-  using L = FusedLayout<kOp, kColumns, kGathers, false>;
-  return {fused_products<kOp, L>, L::kThreads, L::kBytes};
 }
 
 // By the columns of a tile.
 template <GemmOp kOp, bool kGathers>
 FusedLaunch fused_launch_of(const FusedKernel& kernel) {
+  if constexpr (kOp == GemmOp::kTN) {
+    if (kernel.columns == kHeldColumns) {
+      return fused_launch_of<kOp, kHeldColumns, kGathers>(kernel.pairs);
+    }
+  }
   return kernel.columns == 192 ? fused_launch_of<kOp, 192, kGathers>(kernel.pairs)
                                : fused_launch_of<kOp, 128, kGathers>(kernel.pairs);
 }

@@ -2,9 +2,9 @@
 // one launch each. Internal to moiety/gemm.
 //
 // Who multiplies hands the rows of a tile, rounded, to warps that compute its activation while the
-// next tile is multiplied. A forward tile has columns of the activated half and the same ones of the
-// linear half, so H keeps its order, and the weights theirs. Bits are those of the separate
-// operations.
+// next tile is multiplied, or keeps them and computes it beside that tile's products. A forward tile
+// has columns of the activated half and the same ones of the linear half, so H keeps its order, and
+// the weights theirs. Bits are those of the separate operations.
 #pragma once
 
 #include <optional>
@@ -23,8 +23,9 @@ struct FusedKernel {
   bool pairs;
   friend constexpr bool operator==(const FusedKernel&, const FusedKernel&) = default;
 };
-inline constexpr int kPairColumns = 192;  // of a tile
-FusedKernel choose_fused(const Product& product);
+inline constexpr int kHeldColumns = 256;  // of a tile whose rows wait (fused_held.cuh)
+// `gated`: H has two halves.
+FusedKernel choose_fused(const Product& product, bool gated);
 
 // Segments of the canonical row dot in a row of `ffn` columns.
 MOIETY_HD inline int64_t segment_count(int64_t ffn) {

@@ -12,6 +12,7 @@ template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs
 struct FusedLayout {
   static constexpr int kColumns = kColumnsOfTile;
   static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs;
+  static constexpr bool kHolds = false;                   // fused_held.cuh
   static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
   static constexpr int kTileM = kTileRows;
   static constexpr bool kWarpsLoad = true;  // not one thread alone
@@ -25,6 +26,7 @@ struct FusedLayout {
   // multiplies.
   static constexpr int kWriters = 4, kBlocks = kTileRows / 16;
   static constexpr int kThreads = (kGroups + 2) * kWarpGroup;
+  static constexpr int kMultiplyRegisters = 152, kLoadRegisters = 56, kWriteRegisters = 152;
   // A block lies in boxes of 16 rows of 32 columns, or of 64, which the copy engine moves with half as
   // many requests, where the columns of a tile are neighbours in memory. A slot has 8 rows of as many
   // columns of both halves of H.

@@ -2,6 +2,8 @@
 // memory, rounded, in blocks of 16 rows; warps of their own take the blocks.
 #pragma once
 
+#include <type_traits>
+
 #include "moiety/formats/octet.cuh"
 #include "moiety/gemm/sm90/fused_loader.cuh"
 
@@ -10,6 +12,48 @@ namespace moiety::gemm::sm90 {
 // The kinds of activations that the compiler knows apart: kSwiglu is a GLU without limit, offset
 // and alpha.
 enum class FusedKind { kSwiglu, kGlu, kSquaredRelu };
+// Runs `run` with the activation's kind, a std::integral_constant.
+template <class Run>
+__device__ __forceinline__ void with_kind(const Activation& a, Run&& run) {
+  if (a.kind == ActivationKind::kSquaredRelu) {
+    run(std::integral_constant<FusedKind, FusedKind::kSquaredRelu>{});
+  } else if (a.alpha == 1 && a.offset == 0 && a.limit == swiglu().limit) {
+    run(std::integral_constant<FusedKind, FusedKind::kSwiglu>{});
+  } else {
+    run(std::integral_constant<FusedKind, FusedKind::kGlu>{});
+  }
+}
+template <FusedKind kKind>
+__device__ __forceinline__ Activation activation_of(const Activation& given) {
+  return kKind == FusedKind::kSwiglu ? swiglu() : given;
+}
+
+__device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+// Adds the bias to a thread's sums of a tile, whose columns are `ffn` of each half of H, if they are
+// `paired`.
+template <int kColumns>
+__device__ __forceinline__ void add_bias(const TileGemm& g, const Tile& t, int ffn, bool paired,
+                                         float (&d)[kColumns / 2]) {
+  const auto* bias =
+      static_cast<const uint16_t*>(g.epilogue.bias) + (g.groups.first + t.group) * g.n;
+  const int width = paired ? kColumns / 2 : kColumns;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int local = 8 * j + threadIdx.x % 4 * 2;
+    const bool linear = local >= width;
+    const int f = (paired ? t.column / 2 : t.column) + local - (linear ? width : 0);
+    if (f >= ffn) continue;
+    const int column = f + (linear ? ffn : 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float b = __uint_as_float(uint32_t{bias[column + i]} << 16);
+      d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
+      d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
+    }
+  }
+}
 
 // A block of a tile in shared memory, and its barriers, of rows that were handed over and of rows
 // that were used. It lies in boxes of 16 rows of 64 bytes, as the copy engine stores them, whose
@@ -41,7 +85,7 @@ class HandedRows {
   __device__ void expect(const Tile&, int) const {}
   template <int>
   __device__ void store(const Tile& t, int, float (&d)[kHeld]) {
-    if (kOp == GemmOp::kTN && g_.epilogue.bias) add_bias(t, d);
+    if (kOp == GemmOp::kTN && g_.epilogue.bias) add_bias<L::kColumns>(g_, t, ffn_, paired_, d);
     barrier_wait(block_.used(), phase_ ^ 1);
     phase_ ^= 1;
     constexpr int kPieces = L::kBoxRow / 16;  // of a row
@@ -59,26 +103,6 @@ class HandedRows {
   }
 
  private:
-  __device__ void add_bias(const Tile& t, float (&d)[kHeld]) const {
-    const auto* bias =
-        static_cast<const uint16_t*>(g_.epilogue.bias) + (g_.groups.first + t.group) * g_.n;
-    const int width = paired_ ? L::kColumns / 2 : L::kColumns;
-#pragma unroll
-    for (int j = 0; j < L::kColumns / 8; ++j) {
-      const int local = 8 * j + lane_ % 4 * 2;
-      const bool linear = local >= width;
-      const int f = (paired_ ? t.column / 2 : t.column) + local - (linear ? width : 0);
-      if (f >= ffn_) continue;
-      const int column = f + (linear ? ffn_ : 0);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float b = __uint_as_float(uint32_t{bias[column + i]} << 16);
-        d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
-        d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
-      }
-    }
-  }
-
   const TileGemm& g_;
   int ffn_;
   bool paired_;
@@ -154,13 +178,9 @@ class FusedRows {
     const int row = first_ + eight * 8;
     return ragged_place(column_ + pass * 32, t.begin + t.row + row, min(t.live - row, 8));
   }
-  __device__ static float low(uint32_t pair) { return __uint_as_float(pair << 16); }
-  __device__ static float high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
   // ---- The formulas of activation_block.h.
-  __device__ Activation activation() const {
-    return kKind == FusedKind::kSwiglu ? swiglu() : block_.activation;
-  }
+  __device__ Activation activation() const { return activation_of<kKind>(block_.activation); }
   __device__ float value(float a, float b) const {
     return kPaired ? glu(activation(), a, b) : squared_relu(a);
   }

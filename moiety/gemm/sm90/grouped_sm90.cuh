@@ -88,11 +88,7 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
     if constexpr (Results::kWaiting > 0) {
       if (results.waits() && live && t.steps > Results::kWaiting + 1) {
         multiply([] {});
-        multiply([&] { results.template leave<0>(); });
-        if constexpr (Results::kWaiting > 1) {
-          multiply([&] { results.template leave<1>(); });
-        }
-        results.left();
+        results.leave_beside(multiply, t.steps - 1);
       } else {
         results.leave_all();
       }

@@ -107,7 +107,7 @@ FusedMaps fused_maps(const TileGemm& g, const ActivationBlock& x, const FusedKer
 
 FusedStart start_fused(const TileGemm& g, const FusedActivation& activation, const Stream& stream) {
   const bool forward = g.op == GemmOp::kTN, gathers = g.a.source;
-  const FusedKernel kernel = choose_fused(g);
+  const FusedKernel kernel = choose_fused(g, activation.block.activation.gated());
   const FusedLaunch row =
       forward   ? gathers ? fused_forward_gathered_launch(kernel) : fused_forward_launch(kernel)
         : gathers ? fused_backward_gathered_launch(kernel)

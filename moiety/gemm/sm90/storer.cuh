@@ -99,7 +99,13 @@ class Storer {
     }
     waiting_ = 0;
   }
-  __device__ void left() { waiting_ = 0; }
+  // The same beside steps of the next tile's products.
+  template <class Multiply>
+  __device__ __forceinline__ void leave_beside(Multiply&& multiply, int) {
+    multiply([&] { leave<0>(); });
+    if constexpr (kWaiting > 1) multiply([&] { leave<1>(); });
+    waiting_ = 0;
+  }
 
   // Waits until all that was stored has left shared memory.
   __device__ void end() const {
