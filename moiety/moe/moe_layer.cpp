@@ -364,7 +364,8 @@ void MoeLayer::begin_forward(const MoeForwardArgs& args, MoeForwardPass& pass, A
                   .weight_TK = weight_TK,
                   .stats = args.stats,
                   .workspace = Experts::memory(
-                      arena, router_forward_workspace(router, tokens, args.stats.count.size(0)))},
+                      arena, router_forward_workspace(router, tokens, args.stats.count.size(0))),
+                  .later = in_place() ? &prepare_args.statistics : nullptr},
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);

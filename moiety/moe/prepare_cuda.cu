@@ -1,7 +1,9 @@
 // prepare on a GPU, for a group of one rank, in two launches: counts by blocks of tokens, whose last
-// thread block makes their sums and the trim; and the numbers of pairs and rows, with the maps of
-// slots. The order of pairs is that of the CPU: no number depends on which thread comes first.
+// thread block makes their sums and the trim, with sums of the router's statistics beside them; and
+// the numbers of pairs and rows, with the maps of slots. The order of pairs is that of the CPU: no
+// number depends on which thread comes first.
 #include "moiety/base/launch.cuh"
+#include "moiety/moe/block_sums.cuh"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/trim.h"
 
@@ -10,7 +12,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocks = kThreads / kTokenBlock;  // blocks of tokens that a thread block counts
 constexpr int kBlockWarps = kTokenBlock / 32;
 constexpr int kExpertsOfThread = 4;  // most experts of a thread in the trim
 constexpr uint32_t kAll = 0xFFFFFFFFu;
@@ -20,6 +21,7 @@ struct Params {
   int64_t idx_stride, idx_step;
   bool wide;
   int64_t tokens, blocks, capacity, alignment;
+  int64_t counting;  // thread blocks that count, one a block of tokens, at least one
   int topk, experts;
   const int64_t* limit;  // may be null
   OverflowPolicy overflow;
@@ -31,6 +33,7 @@ struct Params {
   const float* w_TK;  // null: no maps
   int32_t* source_C;
   float* slot_w;
+  BlockSums statistics;
 
   __device__ int64_t index(int64_t t, int k) const {
     const int64_t at = t * idx_stride + k * idx_step;
@@ -50,32 +53,28 @@ struct Params {
 
 __device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
 
-// Counts the pairs per expert and the rows of kBlocks blocks of tokens, and their errors; and marks
-// that no slot has a row yet.
-__device__ void count_blocks(const Params& p) {
-  extern __shared__ int32_t pairs_BE[];
-  __shared__ uint8_t has_pair[kThreads];
-  __shared__ int32_t rows_of_warp[kWarps];
-  const int64_t first = int64_t{blockIdx.x} * kBlocks;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.capacity;
-       i += int64_t{gridDim.x} * kThreads) {
+// Counts the pairs per expert and the rows of a block of tokens, and their errors; and marks that no
+// slot has a row yet.
+__device__ void count_block(const Params& p) {
+  extern __shared__ int32_t pairs_E[];
+  __shared__ uint8_t has_pair[kTokenBlock];
+  const int64_t b = blockIdx.x;
+  for (int64_t i = b * kThreads + threadIdx.x; i < p.capacity; i += p.counting * kThreads) {
     p.slot_row[i] = -1;
     if (!p.w_TK) continue;
     p.source_C[i] = -1;
     p.slot_w[i] = 0;
   }
-  for (int i = threadIdx.x; i < kBlocks * p.experts; i += kThreads) pairs_BE[i] = 0;
-  has_pair[threadIdx.x] = 0;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) pairs_E[e] = 0;
+  const bool has_token = threadIdx.x < kTokenBlock;
+  if (has_token) has_pair[threadIdx.x] = 0;
   __syncthreads();
   int masked = 0, bad = 0, first_bad = 0;
-  const int64_t left = p.tokens - first * kTokenBlock;
-  const int pairs = static_cast<int>(min(max(left, int64_t{0}), int64_t{kThreads})) * p.topk;
-  for (int i = threadIdx.x; i < pairs; i += kThreads) {
-    const int token = i / p.topk;
-    const int64_t e = p.index_of(first, i);
+  for (int i = threadIdx.x; i < p.pairs(b); i += kThreads) {
+    const int64_t e = p.index_of(b, i);
     if (p.valid(e)) {
-      atomicAdd(&pairs_BE[token / kTokenBlock * p.experts + e], 1);
-      has_pair[token] = 1;
+      atomicAdd(&pairs_E[e], 1);
+      has_pair[i / p.topk] = 1;
     } else if (e < 0) {
       ++masked;
     } else if (bad++ == 0) {
@@ -83,7 +82,7 @@ __device__ void count_blocks(const Params& p) {
     }
   }
   if (bad > 0) {
-    const int64_t at = first * kTokenBlock * p.topk + first_bad;
+    const int64_t at = b * kTokenBlock * p.topk + first_bad;
     atomicMax(&p.state->behind_bad, static_cast<unsigned long long>(p.tokens * p.topk - at));
   }
   masked = warp_sum(masked);
@@ -93,17 +92,11 @@ __device__ void count_blocks(const Params& p) {
     if (bad > 0) atomicAdd(&p.state->bad, static_cast<unsigned long long>(bad));
   }
   __syncthreads();
-  const uint32_t with_row = __ballot_sync(kAll, has_pair[threadIdx.x]);
-  if (threadIdx.x % 32 == 0) rows_of_warp[threadIdx.x / 32] = __popc(with_row);
-  __syncthreads();
-  const int64_t blocks = min(p.blocks - first, int64_t{kBlocks});
-  if (threadIdx.x < blocks) {
-    int rows = 0;
-    for (int w = 0; w < kBlockWarps; ++w) rows += rows_of_warp[threadIdx.x * kBlockWarps + w];
-    p.row_end_B[first + threadIdx.x] = rows;
-  }
-  for (int i = threadIdx.x; i < blocks * p.experts; i += kThreads) {
-    p.pair_end_BE[first * p.experts + i] = pairs_BE[i];
+  const int rows = __syncthreads_count(has_token && has_pair[threadIdx.x % kTokenBlock]);
+  if (b >= p.blocks) return;
+  if (threadIdx.x == 0) p.row_end_B[b] = rows;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    p.pair_end_BE[b * p.experts + e] = pairs_E[e];
   }
 }
 
@@ -285,10 +278,13 @@ __device__ void trim_experts(const Params& p) {
 
 __global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant__ Params p) {
   __shared__ bool last;
-  count_blocks(p);
+  if (blockIdx.x >= p.counting) {
+    return detail::add_blocks<kThreads>(p.statistics, blockIdx.x - p.counting);
+  }
+  count_block(p);
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(&p.state->blocks_done, 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) last = atomicAdd(&p.state->blocks_done, 1) == p.counting - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
@@ -397,6 +393,7 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .blocks = blocks,
                  .capacity = plan.capacity,
                  .alignment = plan.alignment,
+                 .counting = std::max<int64_t>(blocks, 1),
                  .topk = plan.topk,
                  .experts = static_cast<int>(plan.count_RE.size(1)),
                  .limit = args.capacity_limit.data<int64_t>(),
@@ -420,10 +417,10 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .pair_end_BE = ints(plan.pair_end_BE),
                  .w_TK = args.w_TK.data<float>(),
                  .source_C = ints(args.maps.source_C),
-                 .slot_w = args.maps.slot_w.data<float>()};
+                 .slot_w = args.maps.slot_w.data<float>(),
+                 .statistics = args.statistics};
   launch("ep prepare, count and trim", count_and_trim,
-         {std::max<int64_t>(blocks_for(blocks, kBlocks), 1), kThreads,
-          4 * kBlocks * int64_t{p.experts}},
+         {p.counting + detail::thread_blocks(p.statistics), kThreads, 4 * int64_t{p.experts}},
          stream, p);
   // More warps than these have no shared memory where there are many experts.
   const int warps = p.experts <= 1024 ? kWarps : kBlockWarps;
