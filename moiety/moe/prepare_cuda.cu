@@ -167,13 +167,32 @@ struct Trim {
     sum_before(sum, total);
     return total;
   }
+  // Takes blocks from the longest experts, so that all have as many as there is room for.
+  __device__ void shorten(int64_t room, int64_t wanted) {
+    const auto [limit, rest] =
+        block_limit(room, wanted, wanted, [&](int64_t most) { return used(most); });
+    int64_t longer = 0, all;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) longer += blocks[i] > limit;
+    longer = sum_before(longer, all);
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      const bool more = blocks[i] > limit && longer++ < rest;
+      blocks[i] = min(blocks[i], limit) + more;
+    }
+  }
 };
 
-__device__ void write_findings(const Params& p, int64_t required, int64_t dropped, int64_t capacity,
-                               unsigned long long largest) {
+// Counts of the state, read before they are needed.
+struct Found {
+  unsigned long long masked, bad, behind_bad;
+};
+
+__device__ void write_findings(const Params& p, const Found& found, int64_t required,
+                               int64_t dropped, int64_t capacity, unsigned long long largest) {
   GpuState& state = *p.state;
-  if (state.bad > 0) {
-    const int64_t pair = p.tokens * p.topk - static_cast<int64_t>(state.behind_bad);
+  if (found.bad > 0) {
+    const int64_t pair = p.tokens * p.topk - static_cast<int64_t>(found.behind_bad);
     const int64_t t = pair / p.topk, k = pair % p.topk;
     state.findings.add({.epoch = p.epoch,
                         .kind = Finding::Kind::kBadIndex,
@@ -195,7 +214,7 @@ __device__ void write_findings(const Params& p, int64_t required, int64_t droppe
 struct RowsOfAll {
   int64_t padded, kept, required, dropped, capacity;
 };
-__device__ void write_info(const Params& p, const RowsOfAll& rows) {
+__device__ void write_info(const Params& p, const Found& found, const RowsOfAll& rows) {
   int64_t info[16] = {};
   info[kInfoPadded] = rows.padded;
   info[kInfoKept] = rows.kept;
@@ -203,8 +222,8 @@ __device__ void write_info(const Params& p, const RowsOfAll& rows) {
   info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = rows.dropped;
   info[kInfoCapacity] = rows.capacity;
   info[kInfoGroupTokens] = p.tokens;
-  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
-  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
+  info[kInfoOwnMasked] = static_cast<int64_t>(found.masked);
+  info[kInfoOwnBad] = static_cast<int64_t>(found.bad);
   info[kInfoGroupOverflow] = rows.dropped > 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) p.info[i] = info[i];
@@ -214,52 +233,51 @@ __device__ void write_info(const Params& p, const RowsOfAll& rows) {
 // words. One block.
 __device__ void trim_experts(const Params& p) {
   __shared__ unsigned long long largest;  // pairs, then the smallest expert with so many
-  if (threadIdx.x == 0) largest = 0;
+  Found found{};
+  if (threadIdx.x == 0) {
+    largest = 0;
+    found = {p.state->masked, p.state->bad, p.state->behind_bad};
+  }
   const int64_t limit_here = p.limit ? min(max(*p.limit, int64_t{0}), p.capacity) : p.capacity;
   const int64_t capacity = limit_here, room = capacity / p.alignment;
   const int each = (p.experts + kThreads - 1) / kThreads;
   Trim mine;
   mine.first = static_cast<int>(threadIdx.x) * each;
   mine.count = min(each, max(0, p.experts - mine.first));
-  int64_t sum = 0, wanted, pairs;
+  int64_t pairs_here = 0, blocks_here = 0, pairs, wanted;
 #pragma unroll
   for (int i = 0; i < kExpertsOfThread; ++i) {
     mine.pairs[i] = i < mine.count ? p.count_E[mine.first + i] : 0;
     mine.blocks[i] = (mine.pairs[i] + p.alignment - 1) / p.alignment;
-    sum += mine.pairs[i];
+    pairs_here += mine.pairs[i];
+    blocks_here += mine.blocks[i];
   }
-  sum_before(sum, pairs);
-  wanted = mine.used(INT64_MAX);
-  const auto [limit, rest] =
-      block_limit(room, wanted, wanted, [&](int64_t most) { return mine.used(most); });
-  int64_t longer = 0, all;
+  sum_before(pairs_here, pairs);
+  int64_t offset = sum_before(blocks_here, wanted), blocks = wanted, kept = pairs;
+  const auto kept_of = [&](int i) { return min(mine.pairs[i], mine.blocks[i] * p.alignment); };
+  if (wanted > room) {  // as all threads know
+    mine.shorten(room, wanted);
+    pairs_here = blocks_here = 0;
 #pragma unroll
-  for (int i = 0; i < kExpertsOfThread; ++i) longer += mine.blocks[i] > limit;
-  longer = sum_before(longer, all);
-  int64_t kept[kExpertsOfThread], padded[kExpertsOfThread], kept_sum = 0, padded_sum = 0;
-#pragma unroll
-  for (int i = 0; i < kExpertsOfThread; ++i) {
-    const bool more = mine.blocks[i] > limit && longer++ < rest;
-    const int64_t rows = (min(mine.blocks[i], limit) + more) * p.alignment;
-    kept[i] = min(mine.pairs[i], rows);
-    padded[i] = rows;
-    kept_sum += kept[i];
-    padded_sum += padded[i];
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      pairs_here += kept_of(i);
+      blocks_here += mine.blocks[i];
+    }
+    sum_before(pairs_here, kept);
+    offset = sum_before(blocks_here, blocks);
   }
-  int64_t kept_all, padded_all;
-  sum_before(kept_sum, kept_all);
-  int64_t offset = sum_before(padded_sum, padded_all);
+  offset *= p.alignment;
 #pragma unroll
   for (int i = 0; i < kExpertsOfThread; ++i) {
     if (i >= mine.count) break;
     const int e = mine.first + i;
     p.rows_before[e] = mine.pairs[i];
-    p.rows_real[e] = kept[i];
-    p.rows_padded[e] = padded[i];
+    p.rows_real[e] = kept_of(i);
+    p.rows_padded[e] = mine.blocks[i] * p.alignment;
     p.offset[e] = offset;
-    offset += padded[i];
+    offset += mine.blocks[i] * p.alignment;
   }
-  const int64_t dropped = pairs - kept_all, required = wanted * p.alignment;
+  const int64_t dropped = pairs - kept, required = wanted * p.alignment;
   if (dropped > 0 && p.overflow == OverflowPolicy::kError) {
 #pragma unroll
     for (int i = 0; i < kExpertsOfThread; ++i) {
@@ -270,10 +288,11 @@ __device__ void trim_experts(const Params& p) {
     __syncthreads();
   }
   if (threadIdx.x > 0) return;
-  p.offset[p.experts] = padded_all;
+  const int64_t padded = blocks * p.alignment;
+  p.offset[p.experts] = padded;
   *p.plan_tokens = static_cast<int32_t>(p.tokens);
-  write_info(p, {padded_all, kept_all, required, dropped, capacity});
-  write_findings(p, required, dropped, capacity, largest);
+  write_info(p, found, {padded, kept, required, dropped, capacity});
+  write_findings(p, found, required, dropped, capacity, largest);
 }
 
 __global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant__ Params p) {
@@ -294,27 +313,73 @@ __global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant
   trim_experts(p);
 }
 
+// Shared memory of number_blocks: of each expert the first slot of the block's pairs and how many of
+// them get one; the pairs' experts, then their slots; and an expert's pairs before those of a warp.
+struct Numbers {
+  int32_t *first_E, *room_E, *pairs;
+  uint16_t* before_WE;
+
+  __device__ Numbers(const Params& p, int32_t* memory)
+      : first_E(memory),
+        room_E(first_E + p.experts),
+        pairs(room_E + p.experts),
+        before_WE(reinterpret_cast<uint16_t*>(pairs + kTokenBlock * p.topk)) {}
+  static int64_t bytes(const Params& p, int warps) {
+    return 8 * int64_t{p.experts} + 4 * kTokenBlock * int64_t{p.topk} +
+           2 * warps * int64_t{p.experts};
+  }
+};
+
+// Turns the pairs of each warp into those of the warps before it.
+__device__ void add_warps(const Params& p, uint16_t* before_WE, int warps) {
+  constexpr int kTogether = 8;  // divides the number of warps
+  for (int e = threadIdx.x; e < p.experts; e += blockDim.x) {
+    int sum = 0;
+    for (int first = 0; first < warps; first += kTogether) {
+      uint16_t* const counts = before_WE + first * p.experts + e;
+      uint16_t count[kTogether];
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) count[w] = counts[w * p.experts];
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) {
+        counts[w * p.experts] = static_cast<uint16_t>(sum);
+        sum += count[w];
+      }
+    }
+  }
+}
+
 // Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
 // same expert find each other, so that the number of a pair follows from its order.
 __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
-  extern __shared__ uint16_t before_WE[];  // an expert's pairs before a warp's, then those so far
+  extern __shared__ int32_t memory[];
   __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
   __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kBlockWarps];
+  const Numbers at(p, memory);
   const int64_t b = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.pairs(b);
   const int threads = static_cast<int>(blockDim.x), warps = threads / 32;
   const int share = ((pairs + 31) / 32 + warps - 1) / warps * 32;
   const int begin = warp * share, end = min(begin + share, pairs);
-  uint16_t* const before_E = before_WE + warp * p.experts;
+  uint16_t* const before_E = at.before_WE + warp * p.experts;
   const bool has_token = threadIdx.x < kTokenBlock;
-  for (int i = threadIdx.x; i < warps * p.experts; i += threads) before_WE[i] = 0;
+  const int rows_before = b == 0 || !has_token ? 0 : p.row_end_B[b - 1];
+  for (int i = threadIdx.x; i < pairs; i += threads) {
+    const int64_t index = p.index_of(b, i);
+    at.pairs[i] = p.valid(index) ? static_cast<int32_t>(index) : -1;
+  }
+  for (int e = threadIdx.x; e < p.experts; e += threads) {
+    const int32_t before = b == 0 ? 0 : p.pair_end_BE[(b - 1) * p.experts + e];
+    at.first_E[e] = static_cast<int32_t>(p.offset[e] + before);
+    at.room_E[e] = static_cast<int32_t>(p.rows_real[e] - before);
+  }
+  for (int i = threadIdx.x; i < warps * p.experts; i += threads) at.before_WE[i] = 0;
   if (has_token) has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
   __syncthreads();
   // Calls f(pair, expert or -1, lanes with the same expert).
   const auto for_pairs = [&](auto&& f) {
     for (int i = begin + lane; i - lane < end; i += 32) {
-      const int64_t index = i < end ? p.index_of(b, i) : -1;
-      const int e = p.valid(index) ? static_cast<int>(index) : -1;
+      const int e = i < end ? at.pairs[i] : -1;
       const uint32_t same = __match_any_sync(kAll, e);
       f(i, e, same);
       __syncwarp();
@@ -324,34 +389,26 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   };
   for_pairs([](int, int, uint32_t) {});
   __syncthreads();
-  for (int e = threadIdx.x; e < p.experts; e += threads) {
-    int sum = 0;
-    for (int w = 0; w < warps; ++w) {
-      uint16_t& count = before_WE[w * p.experts + e];
-      sum += count;
-      count = static_cast<uint16_t>(sum - count);
-    }
-  }
+  add_warps(p, at.before_WE, warps);
   __syncthreads();
   int32_t* const slots = p.slot_TK + b * kTokenBlock * p.topk;
   for_pairs([&](int i, int e, uint32_t same) {
     if (i >= end) return;
-    int64_t slot = -1;
+    int32_t slot = -1;
     if (e >= 0) {
-      const int64_t block_before = b == 0 ? 0 : p.pair_end_BE[(b - 1) * p.experts + e];
-      const int64_t position = block_before + before_E[e] + __popc(same & ((1u << lane) - 1));
-      if (position < p.rows_real[e]) slot = p.offset[e] + position;
+      const int position = before_E[e] + __popc(same & ((1u << lane) - 1));
+      if (position < at.room_E[e]) slot = at.first_E[e] + position;
       has_pair[i / p.topk] = 1;
       if (slot >= 0) is_alive[i / p.topk] = 1;
     }
-    slots[i] = static_cast<int32_t>(slot);
+    at.pairs[i] = slots[i] = slot;
   });
   __syncthreads();
   const uint32_t with_row = __ballot_sync(kAll, has_token && has_pair[threadIdx.x % kTokenBlock]);
   if (has_token && lane == 0) rows_of_warp[warp] = __popc(with_row);
   __syncthreads();
   if (has_token) {
-    int row = (b == 0 ? 0 : p.row_end_B[b - 1]) + __popc(with_row & ((1u << lane) - 1));
+    int row = rows_before + __popc(with_row & ((1u << lane) - 1));
     for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
     const int64_t t = b * kTokenBlock + threadIdx.x;
     if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
@@ -362,7 +419,7 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   for (int i = threadIdx.x; i < pairs; i += threads) {
     const int token = i / p.topk;
     if (!has_pair[token]) continue;
-    const int32_t slot = slots[i];
+    const int32_t slot = at.pairs[i];
     p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slot;
     if (slot < 0) continue;
     p.slot_row[slot] = row_of[token];
@@ -424,7 +481,7 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
          stream, p);
   // More warps than these have no shared memory where there are many experts.
   const int warps = p.experts <= 1024 ? kWarps : kBlockWarps;
-  launch("ep prepare, number", number_blocks, {blocks, warps * 32, 2 * warps * int64_t{p.experts}},
+  launch("ep prepare, number", number_blocks, {blocks, warps * 32, Numbers::bytes(p, warps)},
          stream, p);
 }
 
