@@ -22,6 +22,7 @@ struct Params {
   bool wide;
   int64_t tokens, blocks, capacity, alignment;
   int64_t counting;  // thread blocks that count, one a block of tokens, at least one
+  int parts;         // thread blocks that number a block of tokens: a divisor of its size
   int topk, experts;
   const int64_t* limit;  // may be null
   OverflowPolicy overflow;
@@ -52,6 +53,19 @@ struct Params {
 };
 
 __device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
+
+// The lanes that have the same number, of which `bits` count: ballots, since a match of many different
+// numbers takes ten times as long.
+__device__ inline uint32_t lanes_with(int number, int bits) {
+  uint32_t same = kAll;
+#pragma unroll 4
+  for (int i = 0; i < bits; ++i) {
+    const bool set = number >> i & 1;
+    const uint32_t with = __ballot_sync(kAll, set);
+    same &= set ? with : ~with;
+  }
+  return same;
+}
 
 // Counts the pairs per expert and the rows of a block of tokens, and their errors; and marks that no
 // slot has a row yet.
@@ -350,18 +364,26 @@ __device__ void add_warps(const Params& p, uint16_t* before_WE, int warps) {
 }
 
 // Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
-// same expert find each other, so that the number of a pair follows from its order.
+// same expert find each other, so that the number of a pair follows from its order. Where there are
+// few blocks, several thread blocks number the same pairs, and each writes those of its tokens: most
+// of the time goes to what is written here and there.
 __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
   extern __shared__ int32_t memory[];
   __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
   __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kBlockWarps];
   const Numbers at(p, memory);
-  const int64_t b = blockIdx.x;
+  const int64_t b = blockIdx.x / p.parts;
+  const int part = static_cast<int>(blockIdx.x - b * p.parts);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.pairs(b);
   const int threads = static_cast<int>(blockDim.x), warps = threads / 32;
   const int share = ((pairs + 31) / 32 + warps - 1) / warps * 32;
   const int begin = warp * share, end = min(begin + share, pairs);
   uint16_t* const before_E = at.before_WE + warp * p.experts;
+  const int part_tokens = kTokenBlock / p.parts, first_token = part * part_tokens;
+  const int first_pair = first_token * p.topk,
+            last_pair = min(first_pair + part_tokens * p.topk, pairs);
+  // The number of bits in which -1 is no expert.
+  const int bits = 32 - __clz(p.experts);
   const bool has_token = threadIdx.x < kTokenBlock;
   const int rows_before = b == 0 || !has_token ? 0 : p.row_end_B[b - 1];
   for (int i = threadIdx.x; i < pairs; i += threads) {
@@ -380,7 +402,7 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   const auto for_pairs = [&](auto&& f) {
     for (int i = begin + lane; i - lane < end; i += 32) {
       const int e = i < end ? at.pairs[i] : -1;
-      const uint32_t same = __match_any_sync(kAll, e);
+      const uint32_t same = lanes_with(e, bits);
       f(i, e, same);
       __syncwarp();
       if (e >= 0 && lane == __ffs(same) - 1) before_E[e] += __popc(same);
@@ -391,7 +413,6 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   __syncthreads();
   add_warps(p, at.before_WE, warps);
   __syncthreads();
-  int32_t* const slots = p.slot_TK + b * kTokenBlock * p.topk;
   for_pairs([&](int i, int e, uint32_t same) {
     if (i >= end) return;
     int32_t slot = -1;
@@ -401,7 +422,7 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
       has_pair[i / p.topk] = 1;
       if (slot >= 0) is_alive[i / p.topk] = 1;
     }
-    at.pairs[i] = slots[i] = slot;
+    at.pairs[i] = slot;
   });
   __syncthreads();
   const uint32_t with_row = __ballot_sync(kAll, has_token && has_pair[threadIdx.x % kTokenBlock]);
@@ -411,21 +432,26 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
     int row = rows_before + __popc(with_row & ((1u << lane) - 1));
     for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
     const int64_t t = b * kTokenBlock + threadIdx.x;
-    if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
-    if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
     row_of[threadIdx.x] = row;
+    if (static_cast<int>(threadIdx.x) / part_tokens == part) {
+      if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
+      if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
+    }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += threads) {
+  const int64_t first = b * kTokenBlock * p.topk;
+  for (int i = first_pair + static_cast<int>(threadIdx.x); i < last_pair; i += threads) {
+    const float weight = p.w_TK ? p.w_TK[first + i] : 0;
     const int token = i / p.topk;
-    if (!has_pair[token]) continue;
     const int32_t slot = at.pairs[i];
+    p.slot_TK[first + i] = slot;
+    if (!has_pair[token]) continue;
     p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slot;
     if (slot < 0) continue;
     p.slot_row[slot] = row_of[token];
     if (!p.w_TK) continue;
     p.source_C[slot] = static_cast<int32_t>(b * kTokenBlock + token);
-    p.slot_w[slot] = p.w_TK[b * kTokenBlock * p.topk + i];
+    p.slot_w[slot] = weight;
   }
 }
 
@@ -451,6 +477,9 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .capacity = plan.capacity,
                  .alignment = plan.alignment,
                  .counting = std::max<int64_t>(blocks, 1),
+                 .parts = blocks > 64   ? 1
+                          : blocks > 32 ? 2
+                                        : 4,
                  .topk = plan.topk,
                  .experts = static_cast<int>(plan.count_RE.size(1)),
                  .limit = args.capacity_limit.data<int64_t>(),
@@ -481,8 +510,8 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
          stream, p);
   // More warps than these have no shared memory where there are many experts.
   const int warps = p.experts <= 1024 ? kWarps : kBlockWarps;
-  launch("ep prepare, number", number_blocks, {blocks, warps * 32, Numbers::bytes(p, warps)},
-         stream, p);
+  launch("ep prepare, number", number_blocks,
+         {p.parts * blocks, warps * 32, Numbers::bytes(p, warps)}, stream, p);
 }
 
 void take_report_cuda(const TensorView& out, GpuState* state, const Stream& stream) {

@@ -42,6 +42,25 @@ struct Layout {
     for (int o = kLanes / 2; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
     return v;
   }
+  // That of integers: one instruction for a whole warp, which parts of it would take in turn.
+  __device__ static uint32_t most(uint32_t v) {
+    if constexpr (kLanes == 32) {
+      return __reduce_max_sync(kWarp, v);
+    } else {
+#pragma unroll
+      for (int o = kLanes / 2; o >= 1; o /= 2) v = max(v, __shfl_xor_sync(kWarp, v, o));
+      return v;
+    }
+  }
+  // The least expert of the lanes that have one.
+  __device__ static int least(bool has, int expert) {
+    if constexpr (kEach == kOctet) {  // that of the first lane
+      const uint32_t lanes = __ballot_sync(kWarp, has) & mask();
+      return __shfl_sync(kWarp, expert, __ffs(lanes) - 1);
+    } else {
+      return __reduce_min_sync(mask(), has ? expert : INT_MAX);
+    }
+  }
 };
 
 // Loads logits; those that do not exist are -inf.
@@ -202,9 +221,8 @@ __device__ void choose(uint32_t (&key)[L::kEach], int k, int32_t* chosen) {
         at = i;
       }
     }
-    const bool has_largest = best == __reduce_max_sync(L::mask(), best);
     const int expert = L::expert(at);
-    const int first = __reduce_min_sync(L::mask(), has_largest ? expert : INT_MAX);
+    const int first = L::least(best == L::most(best), expert);
     taken = expert == first ? at : -1;
     if (L::lane() == 0) chosen[round] = first;
   }
@@ -268,12 +286,19 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
       chosen[k] = static_cast<int32_t>((t * top_k + k) % experts);
     }
   } else {
+    float choice[L::kEach];
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) choice[i] = scores.p[i];
+    if (p.rows.bias) {
+#pragma unroll
+      for (int i = 0; i < L::kEach; ++i) {
+        if (L::expert(i) < experts) choice[i] += p.rows.bias[L::expert(i)];
+      }
+    }
     uint32_t key[L::kEach];
 #pragma unroll
     for (int i = 0; i < L::kEach; ++i) {
-      const int e = L::expert(i);
-      const float bias = p.rows.bias && e < experts ? p.rows.bias[e] : 0;
-      key[i] = e < experts ? choice_key(scores.p[i] + bias) : kTaken;
+      key[i] = L::expert(i) < experts ? choice_key(choice[i]) : kTaken;
     }
     if (config.groups > 1) {
       keep_best_groups<L>(config, row, p.rows.bias, at.score(memory, slot), key);
