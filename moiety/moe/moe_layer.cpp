@@ -77,8 +77,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                                    group.device());
   if (config.path) path_.require(*config.path);
   if (!in_place()) return;
-  copies_ = config.copies.value_or(
-      choose_row_copies(path_.path, config.ffn, config.activation.hidden(config.ffn)));
+  copies_ = config.copies.value_or(choose_row_copies(path_.path, config.model, config.ffn,
+                                                     config.activation.hidden(config.ffn)));
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
@@ -88,6 +88,7 @@ int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
 
 MoeLayer::Experts MoeLayer::experts(const MoeWeights& weights, const QuantizedView& codes) const {
   Experts experts{.plain = {.path = path_.path,
+                            .fused = path_.fused,
                             .activation = config_.activation,
                             .interleave = config_.interleave,
                             .w1 = weights.w1,
