@@ -6,6 +6,7 @@
 #include "moiety/gemm/grouped_gemm_cuda.h"
 #include "moiety/gemm/mlp_steps.h"
 #include "moiety/gemm/row_dot.h"
+#include "moiety/gemm/sm90/fused.h"
 
 namespace moiety::gemm {
 namespace {
@@ -183,10 +184,13 @@ void run_on_gpu(const GroupedMlp& mlp, const GroupedGemmArgs& product, const Str
   fail_without_cuda(kName);
 }
 
-// F1 with F2, or B1 with B2, in one launch, if the path and the views allow it.
+// Whether F1 with F2, or B1 with B2, is one launch, if the views allow it.
+bool fuses(const GroupedMlp& mlp, bool backward) {
+  return mlp.path == MlpPath::kSm90Fused && (backward ? mlp.fused.backward : mlp.fused.forward);
+}
 bool run_fused(const GroupedMlp& mlp, const GroupedGemmArgs& product, const ActivationBlock& block,
                std::byte* segments, const Stream& stream) {
-  if (mlp.path != MlpPath::kSm90Fused || product.groups.experts == 0) return false;
+  if (!fuses(mlp, product.op == GroupedOp::kDgrad) || product.groups.experts == 0) return false;
   if constexpr (kCudaBuilt) {
     return grouped_activation_cuda(limited(mlp, product), block, segments, stream);
   }
@@ -321,7 +325,12 @@ std::string PathReport::describe() const {
   for (const Rejected& r : rejected) {
     why += text("{}{}: {}", why.empty() ? " (" : "; ", name(r.path), r.reason);
   }
-  return name(path) + why + (why.empty() ? "" : ")");
+  std::string taken = name(path);
+  if (path == MlpPath::kSm90Fused && !fused.both()) {
+    taken = text("{} {}, {} {}", taken, fused.forward ? "forward" : "backward",
+                 name(MlpPath::kSm90), fused.forward ? "backward" : "forward");
+  }
+  return taken + why + (why.empty() ? "" : ")");
 }
 
 namespace {
@@ -331,10 +340,11 @@ bool of_gpus(MlpPath path) { return path != MlpPath::kReference && path != MlpPa
 }  // namespace
 
 void PathReport::require(MlpPath required) {
-  if (path == required) return;
+  if (path == required && (path != MlpPath::kSm90Fused || fused.both())) return;
   // Paths of a device are in ascending order, and the least of them computes whatever a better one
   // does.
   if (of_gpus(path) == of_gpus(required) && required < path) {
+    std::erase_if(rejected, [&](const Rejected& r) { return r.path == path; });
     rejected.push_back({path, text("{} is required", name(required))});
     path = required;
     return;
@@ -345,6 +355,7 @@ void PathReport::require(MlpPath required) {
   if (by_name != rejected.end()) {
     rejected.erase(by_name);
     path = required;
+    fused = {};
     return;
   }
   std::string why;
@@ -363,8 +374,17 @@ void check(const GroupedMlpDesc& desc) {
 }
 bool is_fast(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16; }
 
-// Measured: at D of 1536, 2048 and 2880 it is faster, at 4096 and 7168 slower (docs/adr/0014).
-constexpr int64_t kMostFusedModel = 3072;
+// The passes in which activations beside products were faster (docs/adr/0014): of models of at most
+// 3072 columns, forward where tiles are wide; and with matrices of more than 64 MiB, whose products
+// alone do not work in pairs of blocks.
+Passes faster_fused(const GroupedMlpDesc& desc) {
+  constexpr int64_t kMostModel = 3072, kMostInPairs = int64_t{1} << 25;
+  const int64_t hidden = 2 * desc.ffn;
+  const bool narrow = desc.model <= kMostModel;
+  const bool wide = sm90::choose_fused({.n = hidden}).columns == sm90::kPairColumns;
+  return {.forward = (narrow && wide) || desc.model * hidden > kMostInPairs,
+          .backward = narrow || desc.model * desc.ffn > kMostInPairs};
+}
 
 // The reason why Hopper's kernels do not compute these experts; empty if they do.
 std::string why_not_sm90(const GroupedMlpDesc& desc, const GpuProperties& gpu) {
@@ -395,11 +415,16 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
   } else if (desc.interleave != 0) {
     report.path = MlpPath::kSm90;
     report.rejected = {{MlpPath::kSm90Fused, text("interleave {} is not 0", desc.interleave)}};
-  } else if (desc.model > kMostFusedModel) {
-    report.path = MlpPath::kSm90;
-    report.rejected = {
-        {MlpPath::kSm90Fused,
-         text("D={} is more than {}, where it was slower", desc.model, kMostFusedModel), true}};
+  } else {
+    report.fused = faster_fused(desc);
+    const auto [forward, backward] = report.fused;
+    if (!forward && !backward) report.path = MlpPath::kSm90;
+    if (!report.fused.both()) {
+      const char* what = forward ? "backward" : backward ? "forward" : "it";
+      report.rejected = {{MlpPath::kSm90Fused,
+                          text("with D={} and F={} {} was slower", desc.model, desc.ffn, what),
+                          true}};
+    }
   }
   return report;
 }
@@ -429,7 +454,7 @@ int64_t grouped_mlp_workspace(const GroupedMlp& mlp, const MlpInput& input) {
   const DType dtype = input.x.dtype();
   const int64_t capacity = input.groups.capacity, ffn = mlp.w2[0].size(1);
   const int64_t model = input.row_TK.defined() ? input.x.size(1) : 0;
-  const int64_t segments = mlp.path == MlpPath::kSm90Fused ? segments_bytes(capacity, ffn) : 0;
+  const int64_t segments = fuses(mlp, true) ? segments_bytes(capacity, ffn) : 0;
   const int64_t hidden = mlp.path == MlpPath::kCpu ? 0 : byte_size(dtype, capacity * ffn);
   return padded_bytes(hidden) + padded_bytes(byte_size(dtype, capacity * model)) +
          padded_bytes(segments);

@@ -47,10 +47,14 @@ void grouped_offsets(TensorView count_E, std::span<const OffsetSpec> outputs, in
 // ---- Choice of path: a pure function, made once per layer, never changed during a run.
 // kSm90: products by Hopper's tensor cores (sm90/grouped_sm90.h), but for single views that these
 // cannot take, whose rows begin at no multiple of 16 bytes; kSm90Fused: with the activation in the
-// products' launches (sm90/fused.h), which changes no bit; where models are wide, and it was slower, it
-// is taken only where it is required; kCudaPlain: for every GPU and view.
+// products' launches (sm90/fused.h), which changes no bit, in the passes that `Passes` names: where
+// it was slower it is taken only where it is required; kCudaPlain: for every GPU and view.
 enum class MlpPath { kReference, kCpu, kCudaPlain, kSm90, kSm90Fused };
 const char* name(MlpPath path);
+struct Passes {
+  bool forward = true, backward = true;
+  constexpr bool both() const { return forward && backward; }
+};
 
 struct PathReport {
   struct Rejected {
@@ -59,6 +63,7 @@ struct PathReport {
     bool by_name = false;  // `require` may take it
   };
   MlpPath path = MlpPath::kReference;
+  Passes fused;                    // those that kSm90Fused is taken for; in others it is kSm90
   std::vector<Rejected> rejected;  // every better path
 
   // "reference (cpu: dtype float64 is not float32 or bfloat16)"
@@ -83,6 +88,7 @@ PathReport choose_grouped_mlp(const GroupedMlpDesc& desc, const GpuProperties& g
 // ---- The operation.
 struct GroupedMlp {
   MlpPath path = MlpPath::kReference;  // from choose_grouped_mlp, for the stream's device
+  Passes fused = {};                   // likewise
   Activation activation;
   int64_t interleave = 0;
   GroupedWeight w1;       // [E, 2F, D]; squared ReLU [E, F, D]

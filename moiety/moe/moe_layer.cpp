@@ -77,8 +77,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, EpGroup& group) : config_(config), g
                                    group.device());
   if (config.path) path_.require(*config.path);
   if (!in_place()) return;
-  copies_ = config.copies.value_or(
-      choose_row_copies(path_.path, config.ffn, config.activation.hidden(config.ffn)));
+  copies_ = config.copies.value_or(choose_row_copies(path_.path, config.model, config.ffn,
+                                                     config.activation.hidden(config.ffn)));
 }
 
 int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
@@ -88,6 +88,7 @@ int64_t MoeLayer::capacity_for(double factor, int64_t group_tokens) const {
 
 MoeLayer::Experts MoeLayer::experts(const MoeWeights& weights, const QuantizedView& codes) const {
   Experts experts{.plain = {.path = path_.path,
+                            .fused = path_.fused,
                             .activation = config_.activation,
                             .interleave = config_.interleave,
                             .w1 = weights.w1,
@@ -364,7 +365,8 @@ void MoeLayer::begin_forward(const MoeForwardArgs& args, MoeForwardPass& pass, A
                   .weight_TK = weight_TK,
                   .stats = args.stats,
                   .workspace = Experts::memory(
-                      arena, router_forward_workspace(router, tokens, args.stats.count.size(0)))},
+                      arena, router_forward_workspace(router, tokens, args.stats.count.size(0))),
+                  .later = in_place() ? &prepare_args.statistics : nullptr},
                  stream);
   show(args.probe, stream, "router", "logits", s.logits_TE, args.h_TD, args.weights.router_ED);
   show(args.probe, stream, "router", "weights", weight_TK, s.logits_TE);

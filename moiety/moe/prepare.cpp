@@ -126,6 +126,8 @@ EpPlan prepare(EpGroup& group, const PrepareArgs& args, TensorView plan_memory, 
   EpGroup::Impl& g = *group.impl();
   const bool maps = args.w_TK.defined();
   if (maps) check_slot_maps(plan, args.w_TK, args.maps, stream);
+  MOIETY_CHECK(args.statistics.segments == 0 || (g.on_gpu() && !g.peers),
+               "ep prepare: statistics are added in a group of one rank on a GPU alone");
   if (g.peers) {
     g.among_peers(stream, [&](peers::PeerExchange& exchange) {
       exchange.prepare(plan, args, g.issued + 1, stream);

@@ -21,6 +21,7 @@
 #include "moiety/base/stream.h"
 #include "moiety/base/tensor_view.h"
 #include "moiety/moe/ep_group.h"
+#include "moiety/moe/router.h"
 
 namespace moiety::moe {
 
@@ -48,6 +49,7 @@ struct PrepareArgs {
   // Optional, in a group of one rank: float32 [T, K], and the maps of slots to be filled with them.
   TensorView w_TK = {};
   SlotMaps maps = {};
+  BlockSums statistics = {};  // optional, likewise on a GPU: added beside the plan
 };
 
 // The words of EpPlan::info. Words of the group are equal on all ranks.

@@ -1,7 +1,9 @@
 // prepare on a GPU, for a group of one rank, in two launches: counts by blocks of tokens, whose last
-// thread block makes their sums and the trim; and the numbers of pairs and rows, with the maps of
-// slots. The order of pairs is that of the CPU: no number depends on which thread comes first.
+// thread block makes their sums and the trim, with sums of the router's statistics beside them; and
+// the numbers of pairs and rows, with the maps of slots. The order of pairs is that of the CPU: no
+// number depends on which thread comes first.
 #include "moiety/base/launch.cuh"
+#include "moiety/moe/block_sums.cuh"
 #include "moiety/moe/exchange_cuda.h"
 #include "moiety/moe/trim.h"
 
@@ -10,7 +12,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocks = kThreads / kTokenBlock;  // blocks of tokens that a thread block counts
 constexpr int kBlockWarps = kTokenBlock / 32;
 constexpr int kExpertsOfThread = 4;  // most experts of a thread in the trim
 constexpr uint32_t kAll = 0xFFFFFFFFu;
@@ -20,6 +21,8 @@ struct Params {
   int64_t idx_stride, idx_step;
   bool wide;
   int64_t tokens, blocks, capacity, alignment;
+  int64_t counting;  // thread blocks that count, one a block of tokens, at least one
+  int parts;         // thread blocks that number a block of tokens: a divisor of its size
   int topk, experts;
   const int64_t* limit;  // may be null
   OverflowPolicy overflow;
@@ -31,6 +34,7 @@ struct Params {
   const float* w_TK;  // null: no maps
   int32_t* source_C;
   float* slot_w;
+  BlockSums statistics;
 
   __device__ int64_t index(int64_t t, int k) const {
     const int64_t at = t * idx_stride + k * idx_step;
@@ -50,32 +54,41 @@ struct Params {
 
 __device__ inline int warp_sum(int v) { return __reduce_add_sync(kAll, v); }
 
-// Counts the pairs per expert and the rows of kBlocks blocks of tokens, and their errors; and marks
-// that no slot has a row yet.
-__device__ void count_blocks(const Params& p) {
-  extern __shared__ int32_t pairs_BE[];
-  __shared__ uint8_t has_pair[kThreads];
-  __shared__ int32_t rows_of_warp[kWarps];
-  const int64_t first = int64_t{blockIdx.x} * kBlocks;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.capacity;
-       i += int64_t{gridDim.x} * kThreads) {
+// The lanes that have the same number, of which `bits` count: ballots, since a match of many different
+// numbers takes ten times as long.
+__device__ inline uint32_t lanes_with(int number, int bits) {
+  uint32_t same = kAll;
+#pragma unroll 4
+  for (int i = 0; i < bits; ++i) {
+    const bool set = number >> i & 1;
+    const uint32_t with = __ballot_sync(kAll, set);
+    same &= set ? with : ~with;
+  }
+  return same;
+}
+
+// Counts the pairs per expert and the rows of a block of tokens, and their errors; and marks that no
+// slot has a row yet.
+__device__ void count_block(const Params& p) {
+  extern __shared__ int32_t pairs_E[];
+  __shared__ uint8_t has_pair[kTokenBlock];
+  const int64_t b = blockIdx.x;
+  for (int64_t i = b * kThreads + threadIdx.x; i < p.capacity; i += p.counting * kThreads) {
     p.slot_row[i] = -1;
     if (!p.w_TK) continue;
     p.source_C[i] = -1;
     p.slot_w[i] = 0;
   }
-  for (int i = threadIdx.x; i < kBlocks * p.experts; i += kThreads) pairs_BE[i] = 0;
-  has_pair[threadIdx.x] = 0;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) pairs_E[e] = 0;
+  const bool has_token = threadIdx.x < kTokenBlock;
+  if (has_token) has_pair[threadIdx.x] = 0;
   __syncthreads();
   int masked = 0, bad = 0, first_bad = 0;
-  const int64_t left = p.tokens - first * kTokenBlock;
-  const int pairs = static_cast<int>(min(max(left, int64_t{0}), int64_t{kThreads})) * p.topk;
-  for (int i = threadIdx.x; i < pairs; i += kThreads) {
-    const int token = i / p.topk;
-    const int64_t e = p.index_of(first, i);
+  for (int i = threadIdx.x; i < p.pairs(b); i += kThreads) {
+    const int64_t e = p.index_of(b, i);
     if (p.valid(e)) {
-      atomicAdd(&pairs_BE[token / kTokenBlock * p.experts + e], 1);
-      has_pair[token] = 1;
+      atomicAdd(&pairs_E[e], 1);
+      has_pair[i / p.topk] = 1;
     } else if (e < 0) {
       ++masked;
     } else if (bad++ == 0) {
@@ -83,7 +96,7 @@ __device__ void count_blocks(const Params& p) {
     }
   }
   if (bad > 0) {
-    const int64_t at = first * kTokenBlock * p.topk + first_bad;
+    const int64_t at = b * kTokenBlock * p.topk + first_bad;
     atomicMax(&p.state->behind_bad, static_cast<unsigned long long>(p.tokens * p.topk - at));
   }
   masked = warp_sum(masked);
@@ -93,17 +106,11 @@ __device__ void count_blocks(const Params& p) {
     if (bad > 0) atomicAdd(&p.state->bad, static_cast<unsigned long long>(bad));
   }
   __syncthreads();
-  const uint32_t with_row = __ballot_sync(kAll, has_pair[threadIdx.x]);
-  if (threadIdx.x % 32 == 0) rows_of_warp[threadIdx.x / 32] = __popc(with_row);
-  __syncthreads();
-  const int64_t blocks = min(p.blocks - first, int64_t{kBlocks});
-  if (threadIdx.x < blocks) {
-    int rows = 0;
-    for (int w = 0; w < kBlockWarps; ++w) rows += rows_of_warp[threadIdx.x * kBlockWarps + w];
-    p.row_end_B[first + threadIdx.x] = rows;
-  }
-  for (int i = threadIdx.x; i < blocks * p.experts; i += kThreads) {
-    p.pair_end_BE[first * p.experts + i] = pairs_BE[i];
+  const int rows = __syncthreads_count(has_token && has_pair[threadIdx.x % kTokenBlock]);
+  if (b >= p.blocks) return;
+  if (threadIdx.x == 0) p.row_end_B[b] = rows;
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+    p.pair_end_BE[b * p.experts + e] = pairs_E[e];
   }
 }
 
@@ -174,13 +181,32 @@ struct Trim {
     sum_before(sum, total);
     return total;
   }
+  // Takes blocks from the longest experts, so that all have as many as there is room for.
+  __device__ void shorten(int64_t room, int64_t wanted) {
+    const auto [limit, rest] =
+        block_limit(room, wanted, wanted, [&](int64_t most) { return used(most); });
+    int64_t longer = 0, all;
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) longer += blocks[i] > limit;
+    longer = sum_before(longer, all);
+#pragma unroll
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      const bool more = blocks[i] > limit && longer++ < rest;
+      blocks[i] = min(blocks[i], limit) + more;
+    }
+  }
 };
 
-__device__ void write_findings(const Params& p, int64_t required, int64_t dropped, int64_t capacity,
-                               unsigned long long largest) {
+// Counts of the state, read before they are needed.
+struct Found {
+  unsigned long long masked, bad, behind_bad;
+};
+
+__device__ void write_findings(const Params& p, const Found& found, int64_t required,
+                               int64_t dropped, int64_t capacity, unsigned long long largest) {
   GpuState& state = *p.state;
-  if (state.bad > 0) {
-    const int64_t pair = p.tokens * p.topk - static_cast<int64_t>(state.behind_bad);
+  if (found.bad > 0) {
+    const int64_t pair = p.tokens * p.topk - static_cast<int64_t>(found.behind_bad);
     const int64_t t = pair / p.topk, k = pair % p.topk;
     state.findings.add({.epoch = p.epoch,
                         .kind = Finding::Kind::kBadIndex,
@@ -202,7 +228,7 @@ __device__ void write_findings(const Params& p, int64_t required, int64_t droppe
 struct RowsOfAll {
   int64_t padded, kept, required, dropped, capacity;
 };
-__device__ void write_info(const Params& p, const RowsOfAll& rows) {
+__device__ void write_info(const Params& p, const Found& found, const RowsOfAll& rows) {
   int64_t info[16] = {};
   info[kInfoPadded] = rows.padded;
   info[kInfoKept] = rows.kept;
@@ -210,8 +236,8 @@ __device__ void write_info(const Params& p, const RowsOfAll& rows) {
   info[kInfoDropped] = info[kInfoOwnDropped] = info[kInfoGroupDropped] = rows.dropped;
   info[kInfoCapacity] = rows.capacity;
   info[kInfoGroupTokens] = p.tokens;
-  info[kInfoOwnMasked] = static_cast<int64_t>(p.state->masked);
-  info[kInfoOwnBad] = static_cast<int64_t>(p.state->bad);
+  info[kInfoOwnMasked] = static_cast<int64_t>(found.masked);
+  info[kInfoOwnBad] = static_cast<int64_t>(found.bad);
   info[kInfoGroupOverflow] = rows.dropped > 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) p.info[i] = info[i];
@@ -221,52 +247,51 @@ __device__ void write_info(const Params& p, const RowsOfAll& rows) {
 // words. One block.
 __device__ void trim_experts(const Params& p) {
   __shared__ unsigned long long largest;  // pairs, then the smallest expert with so many
-  if (threadIdx.x == 0) largest = 0;
+  Found found{};
+  if (threadIdx.x == 0) {
+    largest = 0;
+    found = {p.state->masked, p.state->bad, p.state->behind_bad};
+  }
   const int64_t limit_here = p.limit ? min(max(*p.limit, int64_t{0}), p.capacity) : p.capacity;
   const int64_t capacity = limit_here, room = capacity / p.alignment;
   const int each = (p.experts + kThreads - 1) / kThreads;
   Trim mine;
   mine.first = static_cast<int>(threadIdx.x) * each;
   mine.count = min(each, max(0, p.experts - mine.first));
-  int64_t sum = 0, wanted, pairs;
+  int64_t pairs_here = 0, blocks_here = 0, pairs, wanted;
 #pragma unroll
   for (int i = 0; i < kExpertsOfThread; ++i) {
     mine.pairs[i] = i < mine.count ? p.count_E[mine.first + i] : 0;
     mine.blocks[i] = (mine.pairs[i] + p.alignment - 1) / p.alignment;
-    sum += mine.pairs[i];
+    pairs_here += mine.pairs[i];
+    blocks_here += mine.blocks[i];
   }
-  sum_before(sum, pairs);
-  wanted = mine.used(INT64_MAX);
-  const auto [limit, rest] =
-      block_limit(room, wanted, wanted, [&](int64_t most) { return mine.used(most); });
-  int64_t longer = 0, all;
+  sum_before(pairs_here, pairs);
+  int64_t offset = sum_before(blocks_here, wanted), blocks = wanted, kept = pairs;
+  const auto kept_of = [&](int i) { return min(mine.pairs[i], mine.blocks[i] * p.alignment); };
+  if (wanted > room) {  // as all threads know
+    mine.shorten(room, wanted);
+    pairs_here = blocks_here = 0;
 #pragma unroll
-  for (int i = 0; i < kExpertsOfThread; ++i) longer += mine.blocks[i] > limit;
-  longer = sum_before(longer, all);
-  int64_t kept[kExpertsOfThread], padded[kExpertsOfThread], kept_sum = 0, padded_sum = 0;
-#pragma unroll
-  for (int i = 0; i < kExpertsOfThread; ++i) {
-    const bool more = mine.blocks[i] > limit && longer++ < rest;
-    const int64_t rows = (min(mine.blocks[i], limit) + more) * p.alignment;
-    kept[i] = min(mine.pairs[i], rows);
-    padded[i] = rows;
-    kept_sum += kept[i];
-    padded_sum += padded[i];
+    for (int i = 0; i < kExpertsOfThread; ++i) {
+      pairs_here += kept_of(i);
+      blocks_here += mine.blocks[i];
+    }
+    sum_before(pairs_here, kept);
+    offset = sum_before(blocks_here, blocks);
   }
-  int64_t kept_all, padded_all;
-  sum_before(kept_sum, kept_all);
-  int64_t offset = sum_before(padded_sum, padded_all);
+  offset *= p.alignment;
 #pragma unroll
   for (int i = 0; i < kExpertsOfThread; ++i) {
     if (i >= mine.count) break;
     const int e = mine.first + i;
     p.rows_before[e] = mine.pairs[i];
-    p.rows_real[e] = kept[i];
-    p.rows_padded[e] = padded[i];
+    p.rows_real[e] = kept_of(i);
+    p.rows_padded[e] = mine.blocks[i] * p.alignment;
     p.offset[e] = offset;
-    offset += padded[i];
+    offset += mine.blocks[i] * p.alignment;
   }
-  const int64_t dropped = pairs - kept_all, required = wanted * p.alignment;
+  const int64_t dropped = pairs - kept, required = wanted * p.alignment;
   if (dropped > 0 && p.overflow == OverflowPolicy::kError) {
 #pragma unroll
     for (int i = 0; i < kExpertsOfThread; ++i) {
@@ -277,18 +302,22 @@ __device__ void trim_experts(const Params& p) {
     __syncthreads();
   }
   if (threadIdx.x > 0) return;
-  p.offset[p.experts] = padded_all;
+  const int64_t padded = blocks * p.alignment;
+  p.offset[p.experts] = padded;
   *p.plan_tokens = static_cast<int32_t>(p.tokens);
-  write_info(p, {padded_all, kept_all, required, dropped, capacity});
-  write_findings(p, required, dropped, capacity, largest);
+  write_info(p, found, {padded, kept, required, dropped, capacity});
+  write_findings(p, found, required, dropped, capacity, largest);
 }
 
 __global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant__ Params p) {
   __shared__ bool last;
-  count_blocks(p);
+  if (blockIdx.x >= p.counting) {
+    return detail::add_blocks<kThreads>(p.statistics, blockIdx.x - p.counting);
+  }
+  count_block(p);
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(&p.state->blocks_done, 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) last = atomicAdd(&p.state->blocks_done, 1) == p.counting - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
@@ -298,28 +327,82 @@ __global__ void __launch_bounds__(kThreads) count_and_trim(const __grid_constant
   trim_experts(p);
 }
 
+// Shared memory of number_blocks: of each expert the first slot of the block's pairs and how many of
+// them get one; the pairs' experts, then their slots; and an expert's pairs before those of a warp.
+struct Numbers {
+  int32_t *first_E, *room_E, *pairs;
+  uint16_t* before_WE;
+
+  __device__ Numbers(const Params& p, int32_t* memory)
+      : first_E(memory),
+        room_E(first_E + p.experts),
+        pairs(room_E + p.experts),
+        before_WE(reinterpret_cast<uint16_t*>(pairs + kTokenBlock * p.topk)) {}
+  static int64_t bytes(const Params& p, int warps) {
+    return 8 * int64_t{p.experts} + 4 * kTokenBlock * int64_t{p.topk} +
+           2 * warps * int64_t{p.experts};
+  }
+};
+
+// Turns the pairs of each warp into those of the warps before it.
+__device__ void add_warps(const Params& p, uint16_t* before_WE, int warps) {
+  constexpr int kTogether = 8;  // divides the number of warps
+  for (int e = threadIdx.x; e < p.experts; e += blockDim.x) {
+    int sum = 0;
+    for (int first = 0; first < warps; first += kTogether) {
+      uint16_t* const counts = before_WE + first * p.experts + e;
+      uint16_t count[kTogether];
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) count[w] = counts[w * p.experts];
+#pragma unroll
+      for (int w = 0; w < kTogether; ++w) {
+        counts[w * p.experts] = static_cast<uint16_t>(sum);
+        sum += count[w];
+      }
+    }
+  }
+}
+
 // Numbers the pairs and rows of a block of tokens. A warp has a run of its pairs; lanes with the
-// same expert find each other, so that the number of a pair follows from its order.
+// same expert find each other, so that the number of a pair follows from its order. Where there are
+// few blocks, several thread blocks number the same pairs, and each writes those of its tokens: most
+// of the time goes to what is written here and there.
 __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant__ Params p) {
-  extern __shared__ uint16_t before_WE[];  // an expert's pairs before a warp's, then those so far
+  extern __shared__ int32_t memory[];
   __shared__ uint8_t has_pair[kTokenBlock], is_alive[kTokenBlock];
   __shared__ int32_t row_of[kTokenBlock], rows_of_warp[kBlockWarps];
-  const int64_t b = blockIdx.x;
+  const Numbers at(p, memory);
+  const int64_t b = blockIdx.x / p.parts;
+  const int part = static_cast<int>(blockIdx.x - b * p.parts);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.pairs(b);
   const int threads = static_cast<int>(blockDim.x), warps = threads / 32;
   const int share = ((pairs + 31) / 32 + warps - 1) / warps * 32;
   const int begin = warp * share, end = min(begin + share, pairs);
-  uint16_t* const before_E = before_WE + warp * p.experts;
+  uint16_t* const before_E = at.before_WE + warp * p.experts;
+  const int part_tokens = kTokenBlock / p.parts, first_token = part * part_tokens;
+  const int first_pair = first_token * p.topk,
+            last_pair = min(first_pair + part_tokens * p.topk, pairs);
+  // The number of bits in which -1 is no expert.
+  const int bits = 32 - __clz(p.experts);
   const bool has_token = threadIdx.x < kTokenBlock;
-  for (int i = threadIdx.x; i < warps * p.experts; i += threads) before_WE[i] = 0;
+  const int rows_before = b == 0 || !has_token ? 0 : p.row_end_B[b - 1];
+  for (int i = threadIdx.x; i < pairs; i += threads) {
+    const int64_t index = p.index_of(b, i);
+    at.pairs[i] = p.valid(index) ? static_cast<int32_t>(index) : -1;
+  }
+  for (int e = threadIdx.x; e < p.experts; e += threads) {
+    const int32_t before = b == 0 ? 0 : p.pair_end_BE[(b - 1) * p.experts + e];
+    at.first_E[e] = static_cast<int32_t>(p.offset[e] + before);
+    at.room_E[e] = static_cast<int32_t>(p.rows_real[e] - before);
+  }
+  for (int i = threadIdx.x; i < warps * p.experts; i += threads) at.before_WE[i] = 0;
   if (has_token) has_pair[threadIdx.x] = is_alive[threadIdx.x] = 0;
   __syncthreads();
   // Calls f(pair, expert or -1, lanes with the same expert).
   const auto for_pairs = [&](auto&& f) {
     for (int i = begin + lane; i - lane < end; i += 32) {
-      const int64_t index = i < end ? p.index_of(b, i) : -1;
-      const int e = p.valid(index) ? static_cast<int>(index) : -1;
-      const uint32_t same = __match_any_sync(kAll, e);
+      const int e = i < end ? at.pairs[i] : -1;
+      const uint32_t same = lanes_with(e, bits);
       f(i, e, same);
       __syncwarp();
       if (e >= 0 && lane == __ffs(same) - 1) before_E[e] += __popc(same);
@@ -328,51 +411,47 @@ __global__ void __launch_bounds__(kThreads) number_blocks(const __grid_constant_
   };
   for_pairs([](int, int, uint32_t) {});
   __syncthreads();
-  for (int e = threadIdx.x; e < p.experts; e += threads) {
-    int sum = 0;
-    for (int w = 0; w < warps; ++w) {
-      uint16_t& count = before_WE[w * p.experts + e];
-      sum += count;
-      count = static_cast<uint16_t>(sum - count);
-    }
-  }
+  add_warps(p, at.before_WE, warps);
   __syncthreads();
-  int32_t* const slots = p.slot_TK + b * kTokenBlock * p.topk;
   for_pairs([&](int i, int e, uint32_t same) {
     if (i >= end) return;
-    int64_t slot = -1;
+    int32_t slot = -1;
     if (e >= 0) {
-      const int64_t block_before = b == 0 ? 0 : p.pair_end_BE[(b - 1) * p.experts + e];
-      const int64_t position = block_before + before_E[e] + __popc(same & ((1u << lane) - 1));
-      if (position < p.rows_real[e]) slot = p.offset[e] + position;
+      const int position = before_E[e] + __popc(same & ((1u << lane) - 1));
+      if (position < at.room_E[e]) slot = at.first_E[e] + position;
       has_pair[i / p.topk] = 1;
       if (slot >= 0) is_alive[i / p.topk] = 1;
     }
-    slots[i] = static_cast<int32_t>(slot);
+    at.pairs[i] = slot;
   });
   __syncthreads();
   const uint32_t with_row = __ballot_sync(kAll, has_token && has_pair[threadIdx.x % kTokenBlock]);
   if (has_token && lane == 0) rows_of_warp[warp] = __popc(with_row);
   __syncthreads();
   if (has_token) {
-    int row = (b == 0 ? 0 : p.row_end_B[b - 1]) + __popc(with_row & ((1u << lane) - 1));
+    int row = rows_before + __popc(with_row & ((1u << lane) - 1));
     for (int w = 0; w < warp; ++w) row += rows_of_warp[w];
     const int64_t t = b * kTokenBlock + threadIdx.x;
-    if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
-    if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
     row_of[threadIdx.x] = row;
+    if (static_cast<int>(threadIdx.x) / part_tokens == part) {
+      if (t < p.tokens) p.row_T[t] = is_alive[threadIdx.x] ? row : -1;
+      if (has_pair[threadIdx.x]) p.recv_token[row] = static_cast<int32_t>(t);
+    }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += threads) {
+  const int64_t first = b * kTokenBlock * p.topk;
+  for (int i = first_pair + static_cast<int>(threadIdx.x); i < last_pair; i += threads) {
+    const float weight = p.w_TK ? p.w_TK[first + i] : 0;
     const int token = i / p.topk;
+    const int32_t slot = at.pairs[i];
+    p.slot_TK[first + i] = slot;
     if (!has_pair[token]) continue;
-    const int32_t slot = slots[i];
     p.recv_slot[int64_t{row_of[token]} * p.topk + i % p.topk] = slot;
     if (slot < 0) continue;
     p.slot_row[slot] = row_of[token];
     if (!p.w_TK) continue;
     p.source_C[slot] = static_cast<int32_t>(b * kTokenBlock + token);
-    p.slot_w[slot] = p.w_TK[b * kTokenBlock * p.topk + i];
+    p.slot_w[slot] = weight;
   }
 }
 
@@ -397,6 +476,10 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .blocks = blocks,
                  .capacity = plan.capacity,
                  .alignment = plan.alignment,
+                 .counting = std::max<int64_t>(blocks, 1),
+                 .parts = blocks > 64   ? 1
+                          : blocks > 32 ? 2
+                                        : 4,
                  .topk = plan.topk,
                  .experts = static_cast<int>(plan.count_RE.size(1)),
                  .limit = args.capacity_limit.data<int64_t>(),
@@ -420,15 +503,15 @@ void prepare_cuda(const EpPlan& plan, const PrepareArgs& args, Epoch epoch, GpuS
                  .pair_end_BE = ints(plan.pair_end_BE),
                  .w_TK = args.w_TK.data<float>(),
                  .source_C = ints(args.maps.source_C),
-                 .slot_w = args.maps.slot_w.data<float>()};
+                 .slot_w = args.maps.slot_w.data<float>(),
+                 .statistics = args.statistics};
   launch("ep prepare, count and trim", count_and_trim,
-         {std::max<int64_t>(blocks_for(blocks, kBlocks), 1), kThreads,
-          4 * kBlocks * int64_t{p.experts}},
+         {p.counting + detail::thread_blocks(p.statistics), kThreads, 4 * int64_t{p.experts}},
          stream, p);
   // More warps than these have no shared memory where there are many experts.
   const int warps = p.experts <= 1024 ? kWarps : kBlockWarps;
-  launch("ep prepare, number", number_blocks, {blocks, warps * 32, 2 * warps * int64_t{p.experts}},
-         stream, p);
+  launch("ep prepare, number", number_blocks,
+         {p.parts * blocks, warps * 32, Numbers::bytes(p, warps)}, stream, p);
 }
 
 void take_report_cuda(const TensorView& out, GpuState* state, const Stream& stream) {

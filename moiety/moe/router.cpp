@@ -220,10 +220,16 @@ bool on_gpu(const char* op, const RouterChooseArgs& args, const Stream& stream) 
                        stream);
 }
 
-void choose(const char* op, const RouterConfig& config, const RouterChooseArgs& args, bool gpu,
-            const Stream& stream) {
+void choose(const char* op, const RouterConfig& config, const RouterChooseArgs& args,
+            BlockSums* later, bool gpu, const Stream& stream) {
+  if (later) *later = {};
   if (gpu) {
-    if constexpr (kCudaBuilt) return detail::forward_rows_cuda(config, args, stream);
+    if constexpr (kCudaBuilt) {
+      const BlockSums sums = detail::forward_rows_cuda(config, args, stream);
+      if (!later) return detail::add_blocks_cuda(sums, stream);
+      *later = sums;
+      return;
+    }
     fail_without_cuda(op);
   }
   stream.run([=] { detail::forward_rows(config, args); });
@@ -437,7 +443,7 @@ void router_forward(const RouterConfig& config, const RouterForwardArgs& args, S
   gemm::gemm(
       {.op = gemm::GemmOp::kTN, .a = args.h_TD, .b = args.w_ED, .out = args.logits_TE, .c = {}},
       stream);
-  choose(op, config, choice, gpu, stream);
+  choose(op, config, choice, args.later, gpu, stream);
 }
 
 void router_choose(const RouterConfig& config, const RouterChooseArgs& args, Stream stream) {
@@ -448,7 +454,7 @@ void router_choose(const RouterConfig& config, const RouterChooseArgs& args, Str
   check_choice(op, config, args, tokens);
   const bool gpu = on_gpu(op, args, stream);
   const TraceSpan span(TraceLane::kCompute, op, {{"tokens", tokens}, {"experts", config.experts}});
-  choose(op, config, args, gpu, stream);
+  choose(op, config, args, nullptr, gpu, stream);
 }
 
 void router_losses(const RouterConfig& config, const RouterLossArgs& args, Stream stream) {

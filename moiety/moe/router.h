@@ -71,6 +71,16 @@ struct RouterStats {
   TensorView sum;
 };
 
+// On a GPU, the statistics as sums over blocks of tokens, which are still to be added: by a launch of
+// its own, or beside the plan of the same tokens (PrepareArgs::statistics).
+struct BlockSums {
+  const int32_t* block_count = nullptr;  // [segments * rows, columns]
+  const float* block_sum = nullptr;
+  int64_t segments = 0, rows = 0, columns = 0;  // rows: blocks of a segment
+  int64_t* count = nullptr;                     // [segments, columns]: results
+  double* sum = nullptr;
+};
+
 struct RouterForwardArgs {
   TensorView h_TD;       // float32 or bfloat16
   TensorView w_ED;       // in h's dtype
@@ -81,6 +91,9 @@ struct RouterForwardArgs {
   TensorView weight_TK;  // result, float32; 0 if masked
   RouterStats stats;     // result, overwritten
   TensorView workspace;  // uint8, at least router_forward_workspace bytes, aligned to 4
+  // Optional: gets the sums of blocks, in workspace, whose caller then fills stats; on a CPU none,
+  // since it fills stats here.
+  BlockSums* later = nullptr;
 };
 
 // Routes tokens. The choice is the K largest of score + bias, equal ones by ascending index, with

@@ -5,6 +5,7 @@
 #include "moiety/base/kernel_list.cuh"
 #include "moiety/base/math.h"
 #include "moiety/formats/octet.cuh"
+#include "moiety/moe/block_sums.cuh"
 #include "moiety/moe/router_block.h"
 #include "moiety/moe/router_cuda.h"
 #include "moiety/moe/router_kernel.h"
@@ -40,6 +41,25 @@ struct Layout {
 #pragma unroll
     for (int o = kLanes / 2; o >= 1; o /= 2) v = fmaxf(v, __shfl_xor_sync(kWarp, v, o));
     return v;
+  }
+  // That of integers: one instruction for a whole warp, which parts of it would take in turn.
+  __device__ static uint32_t most(uint32_t v) {
+    if constexpr (kLanes == 32) {
+      return __reduce_max_sync(kWarp, v);
+    } else {
+#pragma unroll
+      for (int o = kLanes / 2; o >= 1; o /= 2) v = max(v, __shfl_xor_sync(kWarp, v, o));
+      return v;
+    }
+  }
+  // The least expert of the lanes that have one.
+  __device__ static int least(bool has, int expert) {
+    if constexpr (kEach == kOctet) {  // that of the first lane
+      const uint32_t lanes = __ballot_sync(kWarp, has) & mask();
+      return __shfl_sync(kWarp, expert, __ffs(lanes) - 1);
+    } else {
+      return __reduce_min_sync(mask(), has ? expert : INT_MAX);
+    }
   }
 };
 
@@ -201,9 +221,8 @@ __device__ void choose(uint32_t (&key)[L::kEach], int k, int32_t* chosen) {
         at = i;
       }
     }
-    const bool has_largest = best == __reduce_max_sync(L::mask(), best);
     const int expert = L::expert(at);
-    const int first = __reduce_min_sync(L::mask(), has_largest ? expert : INT_MAX);
+    const int first = L::least(best == L::most(best), expert);
     taken = expert == first ? at : -1;
     if (L::lane() == 0) chosen[round] = first;
   }
@@ -267,12 +286,19 @@ __device__ void route_token(const ForwardParams& p, const ForwardShared& at, flo
       chosen[k] = static_cast<int32_t>((t * top_k + k) % experts);
     }
   } else {
+    float choice[L::kEach];
+#pragma unroll
+    for (int i = 0; i < L::kEach; ++i) choice[i] = scores.p[i];
+    if (p.rows.bias) {
+#pragma unroll
+      for (int i = 0; i < L::kEach; ++i) {
+        if (L::expert(i) < experts) choice[i] += p.rows.bias[L::expert(i)];
+      }
+    }
     uint32_t key[L::kEach];
 #pragma unroll
     for (int i = 0; i < L::kEach; ++i) {
-      const int e = L::expert(i);
-      const float bias = p.rows.bias && e < experts ? p.rows.bias[e] : 0;
-      key[i] = e < experts ? choice_key(scores.p[i] + bias) : kTaken;
+      key[i] = L::expert(i) < experts ? choice_key(choice[i]) : kTaken;
     }
     if (config.groups > 1) {
       keep_best_groups<L>(config, row, p.rows.bias, at.score(memory, slot), key);
@@ -345,48 +371,10 @@ __global__ void __launch_bounds__(L::kThreads)
   for (int e = threadIdx.x; e <= experts; e += blockDim.x) block_count[e] = count[e];
 }
 
-// Sums the blocks in ascending order, for 32 columns of a segment.
-constexpr int kSumThreads = 256, kSumRows = 128;
+constexpr int kSumThreads = 256;
 
-struct SumParams {
-  const int32_t* block_count;
-  const float* block_sum;
-  int64_t rows, columns;  // of a segment
-  int64_t* count;
-  double* sum;
-};
-
-__global__ void __launch_bounds__(kSumThreads) add_blocks(const __grid_constant__ SumParams p) {
-  constexpr int kWarps = kSumThreads / 32;
-  __shared__ float tile[kSumRows][32];
-  __shared__ int64_t counts[kWarps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t groups = (p.columns + 31) / 32, segment = blockIdx.x / groups;
-  const int64_t column = (blockIdx.x - segment * groups) * 32 + lane;
-  const bool exists = column < p.columns;
-  const int64_t from = segment * p.rows * p.columns + (exists ? column : 0);
-  int64_t count = 0;
-  double sum = 0;
-  for (int64_t first = 0; first < p.rows; first += kSumRows) {
-    const int rows = static_cast<int>(min(int64_t{kSumRows}, p.rows - first));
-#pragma unroll 8
-    for (int r = warp; r < rows; r += kWarps) {
-      tile[r][lane] = p.block_sum[from + (first + r) * p.columns];
-      count += p.block_count[from + (first + r) * p.columns];
-    }
-    __syncthreads();
-    if (warp == 0) {
-#pragma unroll 8
-      for (int r = 0; r < rows; ++r) sum += tile[r][lane];
-    }
-    __syncthreads();
-  }
-  counts[warp][lane] = count;
-  __syncthreads();
-  if (warp != 0 || !exists) return;
-  for (int w = 1; w < kWarps; ++w) count += counts[w][lane];
-  p.count[segment * p.columns + column] = count;
-  p.sum[segment * p.columns + column] = sum;
+__global__ void __launch_bounds__(kSumThreads) add_all_blocks(const __grid_constant__ BlockSums p) {
+  add_blocks<kSumThreads>(p, blockIdx.x);
 }
 
 struct BackwardParams {
@@ -598,8 +586,8 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 }  // namespace
 
-void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
-                       const Stream& stream) {
+BlockSums forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
+                            const Stream& stream) {
   const int64_t segments = args.stats.count.size(0), columns = config.experts + 1;
   const Blocks blocks(args.logits_TE.size(0), segments);
   auto* block_count = reinterpret_cast<int32_t*>(args.workspace.raw());
@@ -619,14 +607,18 @@ void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
     return {route_block<Layout<k>>, shape};
   });
   launch("router_forward", start.kernel, start.shape, stream, p, shared);
-  const SumParams sums{block_count,
-                       block_sum,
-                       blocks.per_segment,
-                       columns,
-                       args.stats.count.data<int64_t>(),
-                       args.stats.sum.data<double>()};
-  launch("router_forward: statistics", add_blocks,
-         {segments * blocks_for(columns, 32), kSumThreads}, stream, sums);
+  return {.block_count = block_count,
+          .block_sum = block_sum,
+          .segments = segments,
+          .rows = blocks.per_segment,
+          .columns = columns,
+          .count = args.stats.count.data<int64_t>(),
+          .sum = args.stats.sum.data<double>()};
+}
+
+void add_blocks_cuda(const BlockSums& sums, const Stream& stream) {
+  launch("router_forward: statistics", add_all_blocks, {thread_blocks(sums), kSumThreads}, stream,
+         sums);
 }
 
 void backward_rows_cuda(const RouterConfig& config, const RouterChooseBackwardArgs& args,

@@ -6,9 +6,10 @@
 
 namespace moiety::moe::detail {
 
-// router_choose.
-void forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
-                       const Stream& stream);
+// router_choose, but for the sums of its statistics' blocks, which are still to be added.
+BlockSums forward_rows_cuda(const RouterConfig& config, const RouterChooseArgs& args,
+                            const Stream& stream);
+void add_blocks_cuda(const BlockSums& sums, const Stream& stream);
 void add_losses_cuda(const RouterConfig& config, const RouterLossArgs& args, const Stream& stream);
 // router_choose_backward; `dlogits_TE` is float32 [T, E], or bfloat16 [T, 3W], W >= E, for its three
 // pieces: columns [0, E) have the largest, those from 2W on the smallest, and all three add up to

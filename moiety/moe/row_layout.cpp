@@ -1,5 +1,7 @@
 #include "moiety/moe/row_layout.h"
 
+#include <algorithm>
+
 #include "moiety/gemm/quantized_operand.h"
 
 namespace moiety::moe {
@@ -21,12 +23,12 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
   return ranks == 1 ? RowLayout::kRank : RowLayout::kExpert;
 }
 
-RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden) {
+RowCopies choose_row_copies(gemm::MlpPath path, int64_t model, int64_t ffn, int64_t hidden) {
   if (path != gemm::MlpPath::kSm90 && path != gemm::MlpPath::kSm90Fused) return {};
-  // Who computes activations beside products waits for these, and not for rows.
-  const bool apart = path == gemm::MlpPath::kSm90;
-  return {
-      .forward = apart && hidden > 2048, .gradient = ffn > 2048, .weight_gradient = hidden > 2048};
+  // FC1 of a matrix of more than 64 MiB is the one whose blocks do not gather in pairs.
+  return {.forward = hidden * model > int64_t{1} << 25,
+          .gradient = ffn > 2048,
+          .weight_gradient = hidden > 2048 && std::max(hidden, model) > 4096};
 }
 
 bool keeps_columns(const QuantSpec& format, int64_t capacity, int64_t model, int64_t experts,

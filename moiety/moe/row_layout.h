@@ -24,13 +24,14 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks);
 // Which products of experts in kRank read a copy of their rows that is made for them alone, in memory
 // that they need anyhow, instead of gathering rows as they load them. A product loses by gathering
 // the more the more columns it has, a copy costs the same for each row; on Hopper the measured times
-// cross at a few columns, on other paths products read rows as they need them. The bits are the same.
+// cross at some thousands of columns (docs/adr/0015), on other paths products read rows as they need
+// them. The bits are the same.
 struct RowCopies {
   bool forward = false;          // of h for F1 (the names are those of grouped_mlp.h)
   bool gradient = false;         // of the gradient of out for B1 and G2
   bool weight_gradient = false;  // of h for G1
 };
-RowCopies choose_row_copies(gemm::MlpPath path, int64_t ffn, int64_t hidden);
+RowCopies choose_row_copies(gemm::MlpPath path, int64_t model, int64_t ffn, int64_t hidden);
 
 // Whether forward keeps column codes of the rows that came, for `experts` and so many slots, in place
 // of these `rows` of bfloat16: where they take less memory. Blocks along tokens are padded for each

@@ -187,7 +187,10 @@ struct Mlp {
     input.row_TK = call.whole("row_tk", a.row_tk, DType::kInt32, {x.size(0), -1});
     MOIETY_CHECK(a.source || !a.row_tk, "moiety::{}: row_tk goes with source", call.name());
     if (experts > 0 && model > 0 && ffn > 0) {
-      mlp.path = gemm::choose_grouped_mlp({dtype, model, ffn, a.interleave}, call.device()).path;
+      const auto report =
+          gemm::choose_grouped_mlp({dtype, model, ffn, a.interleave}, call.device());
+      mlp.path = report.path;
+      mlp.fused = report.fused;
     } else if (call.device().type == DeviceType::kCuda) {  // nothing is multiplied
       mlp.path = gemm::MlpPath::kCudaPlain;
     }

@@ -418,7 +418,7 @@ TEST(GroupedMlpPath, IsReportedWithReasons) {
 
 TEST(GroupedMlpPath, ThatIsRequiredMayBeALesserOne) {
   const GpuProperties hopper{.name = "H200", .major = 9};
-  PathReport report = choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper);
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 2048, 768}, hopper);
   report.require(MlpPath::kCudaPlain);
   EXPECT_EQ(report.describe(), "cuda_plain (sm90_fused: cuda_plain is required)");
   const auto error = [&](PathReport of, MlpPath path) {
@@ -437,8 +437,8 @@ TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
   const GpuProperties hopper{.name = "H200", .major = 9};
   const GroupedMlpDesc interleaved{
       .dtype = DType::kBFloat16, .model = 8, .ffn = 16, .interleave = 8};
-  PathReport report = choose_grouped_mlp({DType::kBFloat16, 7168, 16}, hopper);
-  EXPECT_EQ(report.describe(), "sm90 (sm90_fused: D=7168 is more than 3072, where it was slower)");
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 7168, 2048}, hopper);
+  EXPECT_EQ(report.describe(), "sm90 (sm90_fused: with D=7168 and F=2048 it was slower)");
   report.require(MlpPath::kSm90Fused);
   EXPECT_EQ(report.describe(), "sm90_fused");
   EXPECT_EQ(error_of([&] { choose_grouped_mlp(interleaved, hopper).require(MlpPath::kSm90Fused); },
@@ -447,9 +447,33 @@ TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
             "is not 0");
 }
 
+TEST(GroupedMlpPath, MayDifferByPass) {
+  const GpuProperties hopper{.name = "H200", .major = 9};
+  const auto chosen = [&](int64_t model, int64_t ffn) {
+    return choose_grouped_mlp({DType::kBFloat16, model, ffn}, hopper);
+  };
+  for (const auto& [model, ffn] : {std::pair{2048, 768}, {2880, 2880}, {4096, 14336}}) {
+    EXPECT_EQ(chosen(model, ffn).describe(), "sm90_fused");
+  }
+  for (const auto& [model, ffn] : {std::pair{4096, 1024}, {4096, 2048}, {7168, 2048}}) {
+    EXPECT_EQ(chosen(model, ffn).path, MlpPath::kSm90);
+  }
+  PathReport report = chosen(1536, 256);
+  EXPECT_EQ(report.path, MlpPath::kSm90Fused);
+  EXPECT_TRUE(!report.fused.forward && report.fused.backward);
+  EXPECT_EQ(report.describe(),
+            "sm90_fused backward, sm90 forward (sm90_fused: with D=1536 and F=256 forward was "
+            "slower)");
+  PathReport required = report;
+  required.require(MlpPath::kSm90);
+  EXPECT_EQ(required.describe(), "sm90 (sm90_fused: sm90 is required)");
+  report.require(MlpPath::kSm90Fused);
+  EXPECT_TRUE(report.fused.forward && report.fused.backward);
+  EXPECT_EQ(report.describe(), "sm90_fused");
+}
+
 TEST(GroupedMlpPath, OfGpus) {
   const GpuProperties hopper{.name = "H200", .major = 9}, blackwell{.name = "B200", .major = 10};
-  EXPECT_EQ(choose_grouped_mlp({DType::kBFloat16, 8, 16}, hopper).describe(), "sm90_fused");
   const auto plain = [](const GroupedMlpDesc& desc, const GpuProperties& gpu) {
     return choose_grouped_mlp(desc, gpu).describe();
   };

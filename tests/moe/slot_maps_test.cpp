@@ -2,6 +2,7 @@
 // came, against rows that are copied to the order of experts.
 #include "moiety/moe/slot_maps.h"
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -292,17 +293,22 @@ TEST(RowLayout, IsAPureChoice) {
   EXPECT_EQ(choose_row_layout(RowLayout::kRank, 4), RowLayout::kRank);
   EXPECT_EQ(name(RowLayout::kAuto), "auto");
   // Copies for single products are Hopper's alone.
-  for (const gemm::MlpPath path :
-       {gemm::MlpPath::kReference, gemm::MlpPath::kCpu, gemm::MlpPath::kCudaPlain}) {
-    const RowCopies none = choose_row_copies(path, 1 << 20, 1 << 21);
+  using gemm::MlpPath;
+  for (const MlpPath path : {MlpPath::kReference, MlpPath::kCpu, MlpPath::kCudaPlain}) {
+    const RowCopies none = choose_row_copies(path, 1 << 14, 1 << 20, 1 << 21);
     EXPECT_FALSE(none.forward || none.gradient || none.weight_gradient);
   }
-  const RowCopies few = choose_row_copies(gemm::MlpPath::kSm90, 256, 512),
-                  many = choose_row_copies(gemm::MlpPath::kSm90, 2056, 4112),
-                  fused = choose_row_copies(gemm::MlpPath::kSm90Fused, 2056, 4112);
-  EXPECT_FALSE(few.forward || few.gradient || few.weight_gradient);
-  EXPECT_TRUE(many.forward && many.gradient && many.weight_gradient);
-  EXPECT_TRUE(!fused.forward && fused.gradient && fused.weight_gradient);
+  for (const MlpPath path : {MlpPath::kSm90, MlpPath::kSm90Fused}) {
+    const auto copied = [&](int64_t model, int64_t ffn) {
+      const RowCopies c = choose_row_copies(path, model, ffn, 2 * ffn);
+      return std::array{c.forward, c.gradient, c.weight_gradient};
+    };
+    EXPECT_EQ(copied(2048, 768), (std::array{false, false, false}));
+    EXPECT_EQ(copied(2880, 2880), (std::array{false, true, true}));
+    EXPECT_EQ(copied(4096, 2048), (std::array{false, false, false}));
+    EXPECT_EQ(copied(7168, 2048), (std::array{false, false, true}));
+    EXPECT_EQ(copied(4096, 14336), (std::array{true, true, true}));
+  }
 }
 
 TEST(SlotMaps, AreThePlansInverse) {
