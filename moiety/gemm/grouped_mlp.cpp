@@ -374,15 +374,15 @@ void check(const GroupedMlpDesc& desc) {
 }
 bool is_fast(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16; }
 
-// The passes in which activations beside products were faster (docs/adr/0014): of models of at most
-// 3072 columns, forward where tiles are wide; and with matrices of more than 64 MiB, whose products
-// alone do not work in pairs of blocks.
+// The passes in which activations beside products were faster (docs/adr/0014). Forward: where rows
+// wait for it in tiles of 256 columns, and of models of at most 3072 columns in tiles of 192. Backward:
+// of these models, and with matrices of more than 64 MiB, whose products alone do not work in pairs of
+// blocks.
 Passes faster_fused(const GroupedMlpDesc& desc) {
   constexpr int64_t kMostModel = 3072, kMostInPairs = int64_t{1} << 25;
-  const int64_t hidden = 2 * desc.ffn;
+  const int columns = sm90::choose_fused({.n = 2 * desc.ffn, .k = desc.model}, true).columns;
   const bool narrow = desc.model <= kMostModel;
-  const bool wide = sm90::choose_fused({.n = hidden}).columns == sm90::kPairColumns;
-  return {.forward = (narrow && wide) || desc.model * hidden > kMostInPairs,
+  return {.forward = columns == sm90::kHeldColumns || (narrow && columns > 128),
           .backward = narrow || desc.model * desc.ffn > kMostInPairs};
 }
 

@@ -25,7 +25,7 @@ RowLayout choose_row_layout(RowLayout wanted, int64_t ranks) {
 
 RowCopies choose_row_copies(gemm::MlpPath path, int64_t model, int64_t ffn, int64_t hidden) {
   if (path != gemm::MlpPath::kSm90 && path != gemm::MlpPath::kSm90Fused) return {};
-  // FC1 of a matrix of more than 64 MiB is the one whose blocks do not gather in pairs.
+  // Rows in order are read by pairs of blocks, which is worth a copy to FC1 of the largest matrices.
   return {.forward = hidden * model > int64_t{1} << 25,
           .gradient = ffn > 2048,
           .weight_gradient = hidden > 2048 && std::max(hidden, model) > 4096};

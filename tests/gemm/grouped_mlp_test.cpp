@@ -437,8 +437,8 @@ TEST(GroupedMlpPath, ThatIsTakenByNameAlone) {
   const GpuProperties hopper{.name = "H200", .major = 9};
   const GroupedMlpDesc interleaved{
       .dtype = DType::kBFloat16, .model = 8, .ffn = 16, .interleave = 8};
-  PathReport report = choose_grouped_mlp({DType::kBFloat16, 7168, 2048}, hopper);
-  EXPECT_EQ(report.describe(), "sm90 (sm90_fused: with D=7168 and F=2048 it was slower)");
+  PathReport report = choose_grouped_mlp({DType::kBFloat16, 4096, 1000}, hopper);
+  EXPECT_EQ(report.describe(), "sm90 (sm90_fused: with D=4096 and F=1000 it was slower)");
   report.require(MlpPath::kSm90Fused);
   EXPECT_EQ(report.describe(), "sm90_fused");
   EXPECT_EQ(error_of([&] { choose_grouped_mlp(interleaved, hopper).require(MlpPath::kSm90Fused); },
@@ -452,17 +452,20 @@ TEST(GroupedMlpPath, MayDifferByPass) {
   const auto chosen = [&](int64_t model, int64_t ffn) {
     return choose_grouped_mlp({DType::kBFloat16, model, ffn}, hopper);
   };
-  for (const auto& [model, ffn] : {std::pair{2048, 768}, {2880, 2880}, {4096, 14336}}) {
+  for (const auto& [model, ffn] :
+       {std::pair{1536, 256}, {2048, 768}, {2880, 2880}, {4096, 14336}}) {
     EXPECT_EQ(chosen(model, ffn).describe(), "sm90_fused");
   }
   for (const auto& [model, ffn] : {std::pair{4096, 1024}, {4096, 2048}, {7168, 2048}}) {
-    EXPECT_EQ(chosen(model, ffn).path, MlpPath::kSm90);
+    const PathReport report = chosen(model, ffn);
+    EXPECT_EQ(report.path, MlpPath::kSm90Fused);
+    EXPECT_TRUE(report.fused.forward && !report.fused.backward);
   }
-  PathReport report = chosen(1536, 256);
+  PathReport report = chosen(1024, 256);
   EXPECT_EQ(report.path, MlpPath::kSm90Fused);
   EXPECT_TRUE(!report.fused.forward && report.fused.backward);
   EXPECT_EQ(report.describe(),
-            "sm90_fused backward, sm90 forward (sm90_fused: with D=1536 and F=256 forward was "
+            "sm90_fused backward, sm90 forward (sm90_fused: with D=1024 and F=256 forward was "
             "slower)");
   PathReport required = report;
   required.require(MlpPath::kSm90);
