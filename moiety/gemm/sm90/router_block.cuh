@@ -17,8 +17,7 @@ struct RouterLayout {
   static constexpr bool kSums = kSumsRows;
   static constexpr int kBlocks = kWidth / 64;     // of 64 experts
   static constexpr int kLoaders = kSums ? 2 : 1;  // warp groups
-  static constexpr int kRowGroups = kSums ? 1 : 2;
-  static constexpr int kThreads = (kLoaders + kRowGroups + kBlocks) * kWarpGroup;
+  static constexpr int kThreads = (kLoaders + 1 + kBlocks) * kWarpGroup;
   static constexpr int kW = kColumns / 64 * kWidth * 128;
   static constexpr int kPieces = 3 * kBlocks * kBox;
   static constexpr int kStage = kPieces + kColumns / 64 * kBox;
@@ -57,8 +56,11 @@ struct RouterSlices {
 template <int kSize>
 struct Turn {
   int at = 0, phase = 0;
-  __device__ void next(int steps = 1) {
-    for (at += steps; at >= kSize; at -= kSize) phase ^= 1;
+  __device__ void next() {
+    if (++at == kSize) {
+      at = 0;
+      phase ^= 1;
+    }
   }
 };
 

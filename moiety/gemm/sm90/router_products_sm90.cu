@@ -66,16 +66,14 @@ __device__ void write_matrices(const float (&d)[kColumns / 2], uint32_t to) {
   }
 }
 
-// Of kRowGroups groups each has a tile in turn, and stores it while another multiplies.
 template <class L>
-__device__ void multiply_rows(const RouterBlock<L>& b, int group) {
+__device__ void multiply_rows(const RouterBlock<L>& b) {
   const bool sends = threadIdx.x % kWarpGroup == 0;
   Turn<L::kStages> turn;
   Turn<L::kBuffers> out;
-  turn.next(group);
-  out.next(group);
+  int sent = -1;  // the buffer that is being stored
   barrier_wait(b.w_full(), 0);
-  for (int tile = b.first + group; tile < b.end; tile += L::kRowGroups) {
+  for (int tile = b.first; tile < b.end; ++tile, turn.next(), out.next()) {
     barrier_wait(b.full(turn.at), turn.phase);
     float d[kColumns / 2];
     products_begin();
@@ -89,6 +87,10 @@ __device__ void multiply_rows(const RouterBlock<L>& b, int group) {
       }
     }
     products_commit();
+    if (sends && sent >= 0) {
+      wait_stores_read<0>();
+      barrier_arrive(b.buffer_empty(sent));
+    }
     products_wait<0>();
     b.release(turn.at);
     barrier_wait(b.buffer_full(out.at), out.phase);
@@ -97,22 +99,19 @@ __device__ void multiply_rows(const RouterBlock<L>& b, int group) {
       add_matrices(d, here);
     } else {
       if (b.p.adds) add_boxes(d, here);
-      meet(1 + group, kWarpGroup);  // all have read what is written over
+      meet(1, kWarpGroup);  // all have read what is written over
     }
     write_matrices(d, here);
     fence_for_engines();
-    meet(1 + group, kWarpGroup);
-    const uint32_t empty = b.buffer_empty(out.at);
-    turn.next(L::kRowGroups);
-    out.next(L::kRowGroups);
+    meet(1, kWarpGroup);
+    sent = out.at;
     if (!sends) continue;
     for (int c = 0; c < kColumns / 64 && b.column + 64 * c < b.p.model; ++c) {
       store_tile(b.maps.dh, here + c * kBox, {b.column + 64 * c, tile * kTokens, 0, 0});
     }
     commit_stores();
-    wait_stores_read<0>();
-    barrier_arrive(empty);
   }
+  if (sends) wait_stores_read<0>();
 }
 
 template <class L>
@@ -163,9 +162,8 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   if (threadIdx.x == 0) block.init();
   __syncthreads();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
-  const int group = role - L::kLoaders;
-  if (group >= L::kRowGroups) return multiply_weights(block, group - L::kRowGroups);
-  if (group >= 0) return multiply_rows(block, group);
+  if (role == L::kLoaders) return multiply_rows(block);
+  if (role > L::kLoaders) return multiply_weights(block, role - L::kLoaders - 1);
   cudaGridDependencySynchronize();
   if constexpr (L::kSums) {
     RowSummer<RouterBlock<L>>(block).run();
