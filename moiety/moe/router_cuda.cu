@@ -21,6 +21,8 @@ template <RouterLayout kLayout>
 struct Layout {
   static constexpr int kLanes = kLayout.lanes, kThreads = kLayout.threads;
   static constexpr int kEach = kLayout.experts / kLanes;
+  // Thread blocks that a multiprocessor must hold in the forward pass.
+  static constexpr int kResident = kThreads == 512 ? 2 : 1;
 
   __device__ static int lane() { return threadIdx.x % kLanes; }
   // The expert of a lane's i-th element.
@@ -337,7 +339,7 @@ __device__ void leave_out(const ForwardParams& p, const ForwardShared& at, float
 }
 
 template <class L>
-__global__ void __launch_bounds__(L::kThreads)
+__global__ void __launch_bounds__(L::kThreads, L::kResident)
     route_block(const __grid_constant__ ForwardParams p, const __grid_constant__ ForwardShared at) {
   extern __shared__ float4 shared[];
   float* memory = reinterpret_cast<float*>(shared);
