@@ -116,19 +116,22 @@ struct Mlp {
   Tensor workspace;
 };
 
-void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double copy,
-                   const Stream& stream) {
+void measure_shape(const ExpertShape& s, const std::string& only, bool steady, const Rates& dense,
+                   double copy, const Stream& stream) {
   const Experts x(s, stream);
   const double one = 2.0 * double(s.rows()) * double(s.model * s.ffn);
   const auto report = [&](const std::string& name, MlpPath path, double flop, auto&& call) {
+    const std::string title = text("grouped_mlp.{} {}", name, gemm::name(path));
+    if (title.find(only) == std::string::npos) return;
     const Burst burst = bursts(call, steady, stream);
-    Row row{text("grouped_mlp.{} {}", name, gemm::name(path)), s.name,
-            tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
+    Row row{title, s.name, tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
     row.device = kGpu;
     gemm::PathReport taken = gemm::choose_grouped_mlp({DType::kBFloat16, s.model, s.ffn}, kGpu);
     taken.require(path);
-    row.more = text(R"("dense": {:.1f}, "copy": {:.2f}, "share": {:.3f}, "experts": "{}")",
-                    dense.from_rest, copy, row.value / dense.from_rest, taken.describe());
+    row.more = text(
+        R"("dense": {:.1f}, "copy": {:.2f}, "share": {:.3f}, "least_ms": {:.4f}, "experts": "{}")",
+        dense.from_rest, copy, row.value / dense.from_rest, burst.from_rest.least,
+        taken.describe());
     if (steady) row.more += steady_fields(burst, flop, dense);
     print(row);
   };
@@ -154,10 +157,11 @@ void measure_shape(const ExpertShape& s, bool steady, const Rates& dense, double
 }
 
 void run(Options& options) {
-  std::string device = "cuda", shape;
+  std::string device = "cuda", shape, only;
   bool steady = false, list = false;
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
+  options.word("--only", only, "rows whose names hold this");
   options.flag("--steady", steady, "also bursts of a second");
   options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;
@@ -171,7 +175,7 @@ void run(Options& options) {
   const Stream stream = Stream::on(kGpu);
   const Rates dense = dense_rates(steady, stream);
   const double copy = copy_rate(stream);
-  for_shapes([&](const ExpertShape& s) { measure_shape(s, steady, dense, copy, stream); });
+  for_shapes([&](const ExpertShape& s) { measure_shape(s, only, steady, dense, copy, stream); });
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ import torch
 from common import parser, serve
 
 
-def milliseconds(run):
+def times_of(run):
+    """The times of 20 runs, in ms, from rest."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
     torch.cuda.synchronize()
     time.sleep(0.5)
@@ -28,7 +29,23 @@ def milliseconds(run):
         run()
     marks[-1].record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+    return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])]
+
+
+def milliseconds(run):
+    return statistics.median(times_of(run))
+
+
+def steady_milliseconds(run, ms):
+    """Of a run in a burst of a second, when power decides; alone it takes `ms`."""
+    n = max(int(1000 / ms), 1)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(n):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / n
 
 
 class Experts:

@@ -2,8 +2,9 @@
 
 Router (softmax, top K, weights that sum to 1), rows in the order of experts, torch._grouped_mm, SwiGLU,
 the weighted sum of a token's rows; gradients of everything, in bf16. Eager and torch.compile, and
-SonicMoE's layer where it can be imported. On a GPU timed as ours: 0.5 s of rest, 5 runs, the median of 20. A peer
-that is absent, or that fails, is a line.
+SonicMoE's layer where it can be imported, queued and as a graph that is replayed. On a GPU timed as
+ours: 0.5 s of rest, 5 runs, the median of 20, and with --steady a burst of a second. A peer that is
+absent, or that fails, is a line.
 """
 
 import statistics
@@ -24,17 +25,17 @@ SHAPES = {
 CPU_SHAPES = {"c8": (2048, 256, 512, 8, 2), "c32": (4096, 512, 256, 32, 4)}
 
 
-def milliseconds(run):
-    if not torch.cuda.is_available():
-        for _ in range(2):
-            run()
-        times = []
-        for _ in range(7):
-            start = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - start))
-        return statistics.median(times)
-    return grouped_gemm_cuda.milliseconds(run)
+def times_of(run):
+    if torch.cuda.is_available():
+        return grouped_gemm_cuda.times_of(run)
+    for _ in range(2):
+        run()
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
 
 
 def weighted_experts(x, idx, weights, w1, w2):
@@ -83,20 +84,39 @@ def sonic(shape):
                activation_function=ActivationType.SWIGLU, add_bias=False, std=0.02).to(torch.bfloat16)
 
 
-def step_of(peer, name, shape):
-    """A step, and the weights that it reads."""
-    if name == "SonicMoE":
+def sonic_step(peer, shape, replayed):
+    """A step of SonicMoE's layer, which runs on the stream on which it was made, and its weights."""
+    stream = torch.cuda.Stream() if replayed else torch.cuda.current_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         module = sonic(shape)
         weights = list(module.parameters())
-        return lambda: torch.autograd.grad(module(peer.h)[0], [peer.h, *weights], peer.dout), weights
+
+        def step():
+            return torch.autograd.grad(module(peer.h)[0], [peer.h, *weights], peer.dout)
+
+        if not replayed:
+            return step, weights
+        for _ in range(2):
+            step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay, weights
+
+
+def step_of(peer, name, shape):
+    """A step, and the weights that it reads."""
+    if name.startswith("SonicMoE"):
+        return sonic_step(peer, shape, name != "SonicMoE")
     function = layer if name == "eager" else torch.compile(layer)
     return lambda: peer.step(function), []
 
 
-def rows_of(case, shape, only):
+def rows_of(case, shape, only, steady):
     peer = Peer(case, shape)
     gpu = peer.h.is_cuda
-    for name in ("eager", "torch.compile", *(["SonicMoE"] if gpu else [])):
+    for name in ("eager", "torch.compile", *(["SonicMoE", "SonicMoE-replayed"] if gpu else [])):
         if only and name not in only.split(","):
             continue
         try:
@@ -105,7 +125,9 @@ def rows_of(case, shape, only):
             if gpu:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
-            ms = milliseconds(run)
+            times = times_of(run)
+            ms = statistics.median(times)
+            burst_ms = grouped_gemm_cuda.steady_milliseconds(run, ms) if gpu and steady else None
         except Exception as error:  # a library, or an operation, that is not there
             reason = str(error).strip().split("\n")[0]
             print(f"moe_layer {case}: no {name}: {reason}", file=sys.stderr)
@@ -113,6 +135,9 @@ def rows_of(case, shape, only):
         row = {"name": "moe_layer", "case": case, "device": "cuda" if gpu else "cpu", "peer": name,
                "value": round(peer.flop / ms / 1e9, 4), "unit": "TFLOP/s", "ms": round(ms, 4)}
         if gpu:
+            row["least_ms"] = round(min(times), 4)
+            if burst_ms:
+                row["steady"] = round(peer.flop / burst_ms / 1e9, 1)
             held = sum(w.numel() * w.element_size() for w in (*peer.weights, *weights))
             row["peak_mib"] = round((torch.cuda.max_memory_allocated() - held) / 2 ** 20)
         yield row
@@ -122,7 +147,8 @@ def main():
     p = parser()
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--shape", help="one alone")
-    p.add_argument("--only", help="peers: eager,torch.compile,SonicMoE")
+    p.add_argument("--only", help="peers: eager,torch.compile,SonicMoE,SonicMoE-replayed")
+    p.add_argument("--steady", action="store_true", help="also a burst of a second")
     a, _ = p.parse_known_args()
     torch.set_default_device(a.device)
     if a.device == "cpu":
@@ -133,7 +159,7 @@ def main():
     def round_of_rows():
         for case, shape in shapes.items():
             if a.shape in (None, case):
-                yield from rows_of(case, shape, a.only)
+                yield from rows_of(case, shape, a.only, a.steady)
                 if a.device == "cuda":
                     torch.cuda.empty_cache()
 

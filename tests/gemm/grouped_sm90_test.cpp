@@ -161,6 +161,27 @@ TEST(GroupedSm90, RowsOfGatedActivationsWaitWhereTilesOf256ColumnsAreFullAndLong
   EXPECT_EQ(columns(1536, 2048, false), 192);
 }
 
+TEST(GroupedSm90, WaitingRowsTakePairsInOrderAndGatheredWhereGroupsHaveManyRows) {
+  static const int32_t source = 0;
+  const auto pairs = [](const int32_t* gathered, int64_t rows, int64_t k, int sm_limit = 0) {
+    TileGemm g = product(GemmOp::kTN);
+    g.n = 1536;
+    g.k = k;
+    g.a.source = gathered;
+    g.groups.capacity = rows * g.groups.groups;
+    g.sm_limit = sm_limit;
+    const FusedKernel kernel = sm90::choose_fused(g, true);
+    EXPECT_EQ(kernel.columns, gathered || sm_limit != 1 ? 256 : 192);
+    return kernel.pairs;
+  };
+  EXPECT_TRUE(pairs(nullptr, 512, 1536));
+  EXPECT_FALSE(pairs(nullptr, 512, 1536, 1));
+  EXPECT_TRUE(pairs(&source, 1024, 2048));
+  EXPECT_FALSE(pairs(&source, 1024, 2048, 1));
+  EXPECT_FALSE(pairs(&source, 512, 2048));
+  EXPECT_FALSE(pairs(&source, 1024, 1536));
+}
+
 TEST(GroupedSm90, ChoosesTheTileThatComputesFewestColumnsInVain) {
   const auto columns = [](int64_t n) {
     TileGemm g = product(GemmOp::kTN);

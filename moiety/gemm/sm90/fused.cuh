@@ -112,11 +112,11 @@ FusedLaunch fused_launch_of() {
 }
 template <GemmOp kOp, int kColumns, bool kGathers>
 FusedLaunch fused_launch_of([[maybe_unused]] bool pairs) {
-  constexpr bool kMayPair = !kGathers && kColumns > 128;
-  if constexpr (kMayPair && kColumns == kHeldColumns) {
+  constexpr bool kHolds = kColumns == kHeldColumns;
+  if constexpr (kHolds && !kGathers) {
     return fused_launch_of<kOp, kColumns, kGathers, true>();
   } else {
-    if constexpr (kMayPair) {
+    if constexpr (kHolds || (!kGathers && kColumns > 128)) {
       if (pairs) return fused_launch_of<kOp, kColumns, kGathers, true>();
     }
     return fused_launch_of<kOp, kColumns, kGathers, false>();

@@ -114,7 +114,7 @@ int64_t cost(int64_t n, int columns) {
 
 // Gated forward products that are faster in tiles of 256 columns, which read fewer bytes than narrower
 // ones: where few of their columns are computed in vain, and tiles have steps enough to compute an
-// activation beside. Rows that lie in order take pairs of blocks.
+// activation beside.
 bool holds(const Product& g, bool gated) {
   constexpr int64_t kLeast = 1536;
   const int64_t columns = pieces(g.n, kHeldColumns) * kHeldColumns;
@@ -132,20 +132,27 @@ bool takes_turns(const Product& g, int64_t multiprocessors) {
          rows * columns >= 2 * multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
 }
 
-// Products that are faster in pairs of blocks: of many rows a group, so that few tiles have no
-// neighbour, and tiles of many steps, for which blocks wait for each other at their ends alone; but
-// not of matrices of more than 64 MiB, where it was no gain.
+// Products whose blocks lose little by waiting for each other: of many rows a group, so that few tiles
+// have no neighbour, and tiles of many steps, for which blocks wait at their ends alone.
+bool suits_pairs(const Product& g) {
+  constexpr int64_t kRows = 1024, kLeast = 2048;
+  return g.groups.capacity >= kRows * g.groups.groups && g.k >= kLeast;
+}
+
+// Products that are faster in pairs of blocks, but not of matrices of more than 64 MiB, where it was
+// no gain.
 bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
-  constexpr int64_t kRows = 1024, kLeast = 2048, kMost = int64_t{1} << 25;
+  constexpr int64_t kMost = int64_t{1} << 25;
   return has_pairs(kernel.op, kernel.columns, kernel.gathered) && multiprocessors > 1 &&
-         g.groups.capacity >= kRows * g.groups.groups && g.k >= kLeast && g.k * g.n <= kMost;
+         suits_pairs(g) && g.k * g.n <= kMost;
 }
 
 }  // namespace
 
 FusedKernel choose_fused(const Product& g, bool gated) {
-  const int columns = holds(g, gated) ? kHeldColumns : cost(g.n, 192) <= cost(g.n, 128) ? 192 : 128;
-  return {columns, columns > 128 && !g.a.source && g.sm_limit != 1};
+  if (holds(g, gated)) return {kHeldColumns, !g.a.source || (g.sm_limit != 1 && suits_pairs(g))};
+  const int columns = cost(g.n, 192) <= cost(g.n, 128) ? 192 : 128;
+  return {columns, columns == 192 && !g.a.source && g.sm_limit != 1};
 }
 
 Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
