@@ -379,11 +379,11 @@ bool is_fast(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::k
 // of these models, and with matrices of more than 64 MiB, whose products alone do not work in pairs of
 // blocks.
 Passes faster_fused(const GroupedMlpDesc& desc) {
-  constexpr int64_t kMostModel = 3072, kMostInPairs = int64_t{1} << 25;
+  constexpr int64_t kMostModel = 3072;
   const int columns = sm90::choose_fused({.n = 2 * desc.ffn, .k = desc.model}, true).columns;
   const bool narrow = desc.model <= kMostModel;
   return {.forward = columns == sm90::kHeldColumns || (narrow && columns > 128),
-          .backward = narrow || desc.model * desc.ffn > kMostInPairs};
+          .backward = narrow || desc.model * desc.ffn > sm90::kMostInPairs};
 }
 
 // The reason why Hopper's kernels do not compute these experts; empty if they do.

@@ -1,11 +1,13 @@
 // How thread blocks add sums over blocks of tokens.
 #pragma once
 
+#include "moiety/base/integer.h"
 #include "moiety/moe/router.h"
 
 namespace moiety::moe::detail {
 
-constexpr int64_t thread_blocks(const BlockSums& p) { return p.segments * ((p.columns + 31) / 32); }
+constexpr int64_t column_groups(const BlockSums& p) { return ceil_div(p.columns, 32); }
+constexpr int64_t thread_blocks(const BlockSums& p) { return p.segments * column_groups(p); }
 
 // Sums the blocks in ascending order, for 32 columns of a segment, of which thread block `index` has
 // one. All of its threads call it.
@@ -15,7 +17,7 @@ __device__ void add_blocks(const BlockSums& p, int64_t index) {
   __shared__ float tile[kRows][32];
   __shared__ int64_t counts[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t groups = (p.columns + 31) / 32, segment = index / groups;
+  const int64_t groups = column_groups(p), segment = index / groups;
   const int64_t column = (index - segment * groups) * 32 + lane;
   const bool exists = column < p.columns;
   const int64_t from = segment * p.rows * p.columns + (exists ? column : 0);

@@ -10,18 +10,10 @@ namespace moiety::gemm::sm90 {
 // The sums of 256 columns and what waits take 192 registers of a thread. Shared memory has stages, and
 // two units of each warp that multiplies, of 8 rows of 32 columns of both halves of H and of A.
 template <bool kGathersRows, bool kBlocksInPairs>
-struct HeldLayout {
-  static constexpr int kColumns = kHeldColumns;
-  static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs, kHolds = true;
-  static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
-  static constexpr int kTileM = kTileRows;
-  static constexpr bool kWarpsLoad = true;  // not one thread alone
-  static constexpr int kHalves = 1;         // times 64 rows, of a group that multiplies
-  static constexpr int kStages = 4;
-  static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
-  static constexpr int kA = kTileRows * kDepth * 2;
-  static constexpr int kB = kColumns * kDepth * 2;
-  static constexpr int kStage = kA + kB;
+struct HeldLayout : FusedStages<kHeldColumns, kGathersRows, kBlocksInPairs> {
+  using Base = FusedStages<kHeldColumns, kGathersRows, kBlocksInPairs>;
+  using Base::kGathers, Base::kStages, Base::kStage;
+  static constexpr bool kHolds = true;
   static constexpr int kThreads = (kGroups + 1) * kWarpGroup;
   static constexpr int kMultiplyRegisters = kGathers ? 224 : 232;
   static constexpr int kLoadRegisters = kGathers ? 56 : 40;

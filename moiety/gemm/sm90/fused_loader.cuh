@@ -6,13 +6,11 @@
 
 namespace moiety::gemm::sm90 {
 
-// Stages, the rows that groups hand to those who compute activations, what these have asked for of H
-// and will store, barriers, and tables.
-template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs>
-struct FusedLayout {
+// The stages of both operands of a tile.
+template <int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs>
+struct FusedStages {
   static constexpr int kColumns = kColumnsOfTile;
   static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs;
-  static constexpr bool kHolds = false;                   // fused_held.cuh
   static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
   static constexpr int kTileM = kTileRows;
   static constexpr bool kWarpsLoad = true;  // not one thread alone
@@ -22,6 +20,15 @@ struct FusedLayout {
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;
+};
+
+// Stages, the rows that groups hand to those who compute activations, what these have asked for of H
+// and will store, barriers, and tables.
+template <GemmOp kOp, int kColumnsOfTile, bool kGathersRows, bool kBlocksInPairs>
+struct FusedLayout : FusedStages<kColumnsOfTile, kGathersRows, kBlocksInPairs> {
+  using Base = FusedStages<kColumnsOfTile, kGathersRows, kBlocksInPairs>;
+  using Base::kColumns, Base::kStages, Base::kStage;
+  static constexpr bool kHolds = false;  // fused_held.cuh
   // Who computes activations: warps, with blocks of 16 rows of a tile, one for each warp that
   // multiplies.
   static constexpr int kWriters = 4, kBlocks = kTileRows / 16;

@@ -1,6 +1,7 @@
 #include "moiety/gemm/sm90/grouped_sm90.h"
 
 #include "moiety/base/format.h"
+#include "moiety/base/integer.h"
 #include "moiety/gemm/sm90/fused.h"
 
 namespace moiety::gemm::sm90 {
@@ -105,27 +106,23 @@ std::optional<std::string> fused_refusal(const TileGemm& g, const FusedActivatio
 
 namespace {
 
-int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
 // Columns that are computed in tiles of so many, dearer in narrow tiles, which read `a` more often.
-int64_t cost(int64_t n, int columns) {
-  return pieces(n, columns) * columns * (100 + (256 - columns) / 16);
-}
+int64_t cost(int64_t n, int columns) { return round_up(n, columns) * (100 + (256 - columns) / 16); }
 
 // Gated forward products that are faster in tiles of 256 columns, which read fewer bytes than narrower
 // ones: where few of their columns are computed in vain, and tiles have steps enough to compute an
 // activation beside.
 bool holds(const Product& g, bool gated) {
   constexpr int64_t kLeast = 1536;
-  const int64_t columns = pieces(g.n, kHeldColumns) * kHeldColumns;
+  const int64_t in_vain = round_up(g.n, kHeldColumns) - g.n;
   return g.op == GemmOp::kTN && gated && (g.a.source || g.sm_limit != 1) && g.k >= kLeast &&
-         (columns - g.n) * 64 <= g.n;
+         in_vain * 64 <= g.n;
 }
 
 // Weight gradients that are faster in turns: of a matrix of two tiles a multiprocessor, with few
 // columns computed in vain, and not added to sums in fp32, which memory holds up anyhow.
 bool takes_turns(const Product& g, int64_t multiprocessors) {
-  const int64_t rows = pieces(g.m, kTileRows), columns = pieces(g.n, 192);
+  const int64_t rows = ceil_div(g.m, kTileRows), columns = ceil_div(g.n, 192);
   const ProductFactor& beta = g.epilogue.beta;
   const bool added = g.epilogue.out_dtype == DType::kFloat32 && (beta.data || beta.value != 0);
   return g.op == GemmOp::kNT && !g.a.source && !g.b.source && !added &&
@@ -142,9 +139,8 @@ bool suits_pairs(const Product& g) {
 // Products that are faster in pairs of blocks, but not of matrices of more than 64 MiB, where it was
 // no gain.
 bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
-  constexpr int64_t kMost = int64_t{1} << 25;
   return has_pairs(kernel.op, kernel.columns, kernel.gathered) && multiprocessors > 1 &&
-         suits_pairs(g) && g.k * g.n <= kMost;
+         suits_pairs(g) && g.k * g.n <= kMostInPairs;
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ constexpr int tile_rows(GemmOp op, Gathered gathered) {
   return op == GemmOp::kNT && gathered == Gathered::kB ? 256 : kTileRows;
 }
 inline constexpr std::array kTileColumns = {128, 192, 256};
-inline constexpr int kPair = 2;  // blocks that work together (pairs.cuh)
+inline constexpr int kPair = 2;                            // blocks that work together (pairs.cuh)
+inline constexpr int64_t kMostInPairs = int64_t{1} << 25;  // elements of a matrix, where pairs pay
 // Whether there is a kernel of pairs: of the widest tiles of gathered rows, and of gradients of rows.
 constexpr bool has_pairs(GemmOp op, int columns, Gathered gathered) {
   return columns == kTileColumns.back() &&
