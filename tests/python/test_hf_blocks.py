@@ -61,8 +61,10 @@ def check_same(ours, theirs, bound):
             check_close(grads[name], grad, bound, name)
 
 
+# In bfloat16 both are some 2 % away from float64, and from one another by 1.8 to 3 %: torch's products
+# round differently on each kind of CPU.
 @needs_4
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replaced_blocks_give_what_they_gave(family, dtype, bound):
     theirs = model_of(family, dtype)
