@@ -40,9 +40,9 @@ def test_steps_are_torchs():
             set_gradients(params, seed)
             opt.step()
     for p, q in zip(ours, theirs):
-        assert reference.far(p, q) < 1e-6
+        assert reference.far(p, q) < 1e-5
         for name in ("exp_avg", "exp_avg_sq"):
-            assert reference.far(a.state[p][name], b.state[q][name]) < 1e-6
+            assert reference.far(a.state[p][name], b.state[q][name]) < 1e-5
         assert a.state[p]["step"] == b.state[q]["step"] == 6
 
 
