@@ -18,6 +18,10 @@ namespace moiety {
 
 constexpr int kOctet = 8;
 
+// The two bf16 of a word.
+__device__ inline float low_bf16(uint32_t word) { return __uint_as_float(word << 16); }
+__device__ inline float high_bf16(uint32_t word) { return __uint_as_float(word & 0xFFFF0000u); }
+
 template <class T>
 struct Octet {
   static constexpr int kWords = kOctet * int(sizeof(T)) / 4;
@@ -31,7 +35,7 @@ struct Octet {
       asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(uint16_t(word[i / 2] >> 16 * (i % 2))));
       return out;
     } else {
-      return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
+      return i % 2 ? high_bf16(word[i / 2]) : low_bf16(word[i / 2]);
     }
   }
   // Bits of the largest magnitude among the first `valid` elements: NaN > inf > finite.
@@ -45,7 +49,8 @@ struct Octet {
   }
 };
 
-// Two bf16 in a word, the first in its low half; the same bits as bf16(float).
+// Two bf16 in a word, the first in its low half; the same bits as bf16(float): rounded to nearest
+// even, subnormals kept, NaN 0x7FFF.
 __device__ inline uint32_t bf16_word(float first, float second) {
   uint32_t out;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));

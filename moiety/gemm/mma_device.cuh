@@ -52,13 +52,6 @@ __device__ inline void multiply(float (&acc)[4], const uint32_t (&a)[4], uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats as bf16, `low` in the lower half.
-__device__ inline uint32_t pack(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
 // The operands of products, from tiles of shared memory whose rows are kPieces pieces. `row` and
 // `depth` are those of the first element.
 

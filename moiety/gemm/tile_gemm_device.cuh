@@ -2,7 +2,7 @@
 // operands, and the epilogue of its accumulators.
 #pragma once
 
-#include "moiety/formats/bf16.h"
+#include "moiety/formats/octet.cuh"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/gemm/tile_gemm.h"
 
@@ -291,7 +291,7 @@ class TileEpilogue {
     const bf16* x = static_cast<const bf16*>(data) + row + column;
     if (kWhole) {
       const uint32_t both = *reinterpret_cast<const uint32_t*>(x);
-      return {__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
+      return {low_bf16(both), high_bf16(both)};
     }
     return {first ? float(x[0]) : 0, second ? float(x[1]) : 0};
   }
@@ -310,7 +310,7 @@ class TileEpilogue {
     }
     bf16* x = static_cast<bf16*>(out_) + row + column;
     if (kWhole) {
-      *reinterpret_cast<uint32_t*>(x) = moiety::device::pack(v.x, v.y);
+      *reinterpret_cast<uint32_t*>(x) = bf16_word(v.x, v.y);
     } else {
       if (first) x[0] = bf16(v.x);
       if (second) x[1] = bf16(v.y);

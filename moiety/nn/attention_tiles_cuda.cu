@@ -2,7 +2,7 @@
 // scores, of queries (forward, dQ) or of keys (dK, dV, from transposed scores), so that
 // accumulators of one product are operands of the next. Every sum has one owner, so results are
 // always the same bits; the passes for dQ and for dK, dV each compute the scores again.
-#include "moiety/formats/bf16.h"
+#include "moiety/formats/octet.cuh"
 #include "moiety/gemm/mma_device.cuh"
 #include "moiety/nn/attention_device.cuh"
 
@@ -104,10 +104,10 @@ struct Block {
     for (int i = 0; i < kM; ++i) {
 #pragma unroll
       for (int j = 0; j < kN; j += 2) {
-        out[i][j / 2][0] = pack(v[i][j][0], v[i][j][1]);
-        out[i][j / 2][1] = pack(v[i][j][2], v[i][j][3]);
-        out[i][j / 2][2] = pack(v[i][j + 1][0], v[i][j + 1][1]);
-        out[i][j / 2][3] = pack(v[i][j + 1][2], v[i][j + 1][3]);
+        out[i][j / 2][0] = bf16_word(v[i][j][0], v[i][j][1]);
+        out[i][j / 2][1] = bf16_word(v[i][j][2], v[i][j][3]);
+        out[i][j / 2][2] = bf16_word(v[i][j + 1][0], v[i][j + 1][1]);
+        out[i][j / 2][3] = bf16_word(v[i][j + 1][2], v[i][j + 1][3]);
       }
     }
   }
@@ -142,7 +142,7 @@ struct Block {
         auto* out = reinterpret_cast<uint32_t*>(to[row] + lane % 4 * 2);
 #pragma unroll
         for (int j = 0; j < kN; ++j) {
-          out[4 * j] = pack(v[i][j][2 * half] * f, v[i][j][2 * half + 1] * f);
+          out[4 * j] = bf16_word(v[i][j][2 * half] * f, v[i][j][2 * half + 1] * f);
         }
       }
     }

@@ -40,8 +40,8 @@ __device__ void load_quad(const float* p, float (&v)[kQuad]) {
 }
 __device__ void load_quad(const bf16* p, float (&v)[kQuad]) {
   const uint2 x = *reinterpret_cast<const uint2*>(p);
-  v[0] = __uint_as_float(x.x << 16), v[1] = __uint_as_float(x.x & 0xFFFF0000u);
-  v[2] = __uint_as_float(x.y << 16), v[3] = __uint_as_float(x.y & 0xFFFF0000u);
+  v[0] = low_bf16(x.x), v[1] = high_bf16(x.x);
+  v[2] = low_bf16(x.y), v[3] = high_bf16(x.y);
 }
 __device__ void store_quad(float* p, const float (&v)[kQuad]) {
   *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);

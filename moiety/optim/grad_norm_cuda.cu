@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "moiety/base/launch.cuh"
-#include "moiety/formats/bf16.h"
+#include "moiety/formats/octet.cuh"
 #include "moiety/optim/grad_norm_table.h"
 #include "moiety/quant/device_table.h"
 
@@ -36,8 +36,8 @@ __device__ void load_quad(const G* x, int64_t i, Range in, float (&v)[kQuad]) {
       v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
     } else {
       const uint2 q = *reinterpret_cast<const uint2*>(x + i);
-      v[0] = __uint_as_float(q.x << 16), v[1] = __uint_as_float(q.x & 0xFFFF0000u);
-      v[2] = __uint_as_float(q.y << 16), v[3] = __uint_as_float(q.y & 0xFFFF0000u);
+      v[0] = low_bf16(q.x), v[1] = high_bf16(q.x);
+      v[2] = low_bf16(q.y), v[3] = high_bf16(q.y);
     }
     return;
   }

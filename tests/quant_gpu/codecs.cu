@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(kThreads)
         same = device::encode_e2m1(x) == E2M1::encode(x);
         break;
       case Conversion::kBf16:
-        same =
-            device::bf16_pair(x, other) == (bf16::encode(x) | uint32_t{bf16::encode(other)} << 16);
+        same = bf16_word(x, other) == (bf16::encode(x) | uint32_t{bf16::encode(other)} << 16);
         break;
     }
     if (!same) report(counts, bits);

@@ -101,7 +101,8 @@ class HeldRows {
   }
   __device__ uint32_t activated(uint32_t a, uint32_t b) const {
     const Activation activation = activation_of<kKind>(block_.activation);
-    return bf16_word(glu(activation, low(a), low(b)) * p_, glu(activation, high(a), high(b)) * p_);
+    return bf16_word(glu(activation, low_bf16(a), low_bf16(b)) * p_,
+                     glu(activation, high_bf16(a), high_bf16(b)) * p_);
   }
   // The next unit.
   __device__ __forceinline__ void leave() {

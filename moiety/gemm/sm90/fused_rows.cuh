@@ -28,9 +28,6 @@ __device__ __forceinline__ Activation activation_of(const Activation& given) {
   return kKind == FusedKind::kSwiglu ? swiglu() : given;
 }
 
-__device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-
 // Adds the bias to a thread's sums of a tile, whose columns are `ffn` of each half of H, if they are
 // `paired`.
 template <int kColumns>
@@ -224,7 +221,8 @@ class FusedRows {
     if constexpr (kPaired) load_matrices(b, box + kPasses * L::kBox + place_);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      x[j] = bf16_word(value(low(x[j]), low(b[j])) * p, value(high(x[j]), high(b[j])) * p);
+      x[j] = bf16_word(value(low_bf16(x[j]), low_bf16(b[j])) * p,
+                       value(high_bf16(x[j]), high_bf16(b[j])) * p);
     }
     if (elect_one()) wait_stores_read<L::kSlots - 1>();
     __syncwarp();
@@ -266,10 +264,10 @@ class FusedRows {
     if constexpr (kPaired) load_matrices(b, at_slot + L::kSlot / 2);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const Gradient first = gradient(low(x[j]), low(b[j]), low(da[j]), p);
-      const Gradient second = gradient(high(x[j]), high(b[j]), high(da[j]), p);
-      part = __fmaf_rn(low(da[j]), first.y, part);
-      part = __fmaf_rn(high(da[j]), second.y, part);
+      const Gradient first = gradient(low_bf16(x[j]), low_bf16(b[j]), low_bf16(da[j]), p);
+      const Gradient second = gradient(high_bf16(x[j]), high_bf16(b[j]), high_bf16(da[j]), p);
+      part = __fmaf_rn(low_bf16(da[j]), first.y, part);
+      part = __fmaf_rn(high_bf16(da[j]), second.y, part);
       x[j] = bf16_word(first.a, second.a);
       b[j] = bf16_word(first.b, second.b);
       da[j] = bf16_word(first.y * p, second.y * p);

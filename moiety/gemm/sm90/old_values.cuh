@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "moiety/base/dtype.h"
+#include "moiety/formats/octet.cuh"
 
 namespace moiety::gemm::sm90 {
 
@@ -14,10 +15,7 @@ __device__ inline float read_element(const void* data, DType dtype, int64_t at) 
   return __uint_as_float(uint32_t{static_cast<const uint16_t*>(data)[at]} << 16);
 }
 
-// Elements of bf16, the first in the lower half.
-__device__ inline float2 unpacked(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
-}
+__device__ inline float2 unpacked(uint32_t pair) { return {low_bf16(pair), high_bf16(pair)}; }
 __device__ inline float2 unpacked(float2 pair) { return pair; }
 
 // Two elements of a row that begins at a multiple of 16 bytes, or the last one and zero.

@@ -3,6 +3,7 @@
 // by w, which stays in shared memory, adds, and stores through the addend's buffer. The others have
 // 64 experts each of the weights' gradient, which stays in registers until the slice ends.
 #include "moiety/base/launch.cuh"
+#include "moiety/formats/octet.cuh"
 #include "moiety/gemm/router_products.h"
 #include "moiety/gemm/sm90/router_sums.cuh"
 
@@ -46,8 +47,8 @@ __device__ void add_matrices(float (&d)[kColumns / 2], uint32_t from) {
       load_matrices(x, matrices(from, box, j));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        d[32 * box + 4 * j + 2 * i] += __uint_as_float(x[i] << 16);
-        d[32 * box + 4 * j + 2 * i + 1] += __uint_as_float(x[i] & 0xFFFF0000u);
+        d[32 * box + 4 * j + 2 * i] += low_bf16(x[i]);
+        d[32 * box + 4 * j + 2 * i + 1] += high_bf16(x[i]);
       }
     }
   }

@@ -269,7 +269,7 @@ class Storer {
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
             words_[(kFirst + box - L::kBuffers) * 16 + i] =
-                pack(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
+                bf16_word(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
           }
         }
         continue;
@@ -278,7 +278,8 @@ class Storer {
       const uint32_t to = buffer(box);
       uint32_t words[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) words[i] = pack(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
+      for (int i = 0; i < 16; ++i)
+        words[i] = bf16_word(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
       write_box(to, words);
       send(t, box, boxes, 64, false);
     }
@@ -291,12 +292,6 @@ class Storer {
       waiting_group_ = kOp == GemmOp::kNT ? t.group : min(rows_left(t) - first, kWarpRows);
     }
   }
-  __device__ static uint32_t pack(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-  }
-
   template <bool kReads>
   __device__ void store_fp32(const Tile& t, const float (&d)[kHeld], bool add) {
     const int boxes = min(pieces(g_.n - t.column, 32), kColumns / 32);

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "moiety/formats/bf16.h"
 #include "moiety/formats/e2m1.h"
 #include "moiety/formats/e4m3.h"
 #include "moiety/formats/e5m2.h"
+#include "moiety/formats/octet.cuh"
 #include "moiety/quant/quantize/quantize_memory.cuh"
 
 namespace moiety::quant::device {
@@ -24,14 +24,6 @@ __device__ float2 decode_pair(uint32_t codes) {
   float2 out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out.x) : "h"(uint16_t(halves)));
   asm("cvt.f32.f16 %0, %1;" : "=f"(out.y) : "h"(uint16_t(halves >> 16)));
-  return out;
-}
-
-// Two values as bf16, the first in the low half: rounded to nearest even, subnormals kept, NaN
-// 0x7FFF.
-__device__ inline uint32_t bf16_pair(float first, float second) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
   return out;
 }
 
@@ -127,7 +119,7 @@ __device__ void pack_values(const float (&v)[n], int first, uint32_t (&out)[4]) 
     if constexpr (sizeof(T) == 4) {
       out[w] = __float_as_uint(canonical(v[first + w]));
     } else {
-      out[w] = bf16_pair(v[first + 2 * w], v[first + 2 * w + 1]);
+      out[w] = bf16_word(v[first + 2 * w], v[first + 2 * w + 1]);
     }
   }
 }

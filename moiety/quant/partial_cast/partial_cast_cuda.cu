@@ -9,7 +9,7 @@ namespace {
 
 // The four elements rounded to bf16.
 __device__ Quad<bf16> through_bf16(const Quad<float>& x) {
-  return {bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])};
+  return {bf16_word(x[0], x[1]), bf16_word(x[2], x[3])};
 }
 
 // The factors of a strip's codes: one value per block, in the warp's shared memory.

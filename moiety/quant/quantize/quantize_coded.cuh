@@ -60,7 +60,7 @@ struct CodedRun {
       for (int i = 0; i < n; ++i) v[i] *= tensor;
     }
 #pragma unroll
-    for (int i = 0; i < n; i += 2) out.word[i / 2] = bf16_pair(v[i], v[i + 1]);
+    for (int i = 0; i < n; i += 2) out.word[i / 2] = bf16_word(v[i], v[i + 1]);
   }
   static __device__ float scale_of(const DequantizeJob& rows, int64_t i) {
     if (is_fp8_block(rows.spec.format)) return static_cast<const float*>(rows.scales)[i];

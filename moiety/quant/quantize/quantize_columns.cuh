@@ -52,7 +52,7 @@ struct ColumnQuad {
 
   __device__ float value(int i, int j) const {
     if constexpr (kPacked) {
-      return __uint_as_float(j % 2 ? row[i].word[j / 2] & 0xFFFF0000u : row[i].word[j / 2] << 16);
+      return j % 2 ? high_bf16(row[i].word[j / 2]) : low_bf16(row[i].word[j / 2]);
     } else {
       return __uint_as_float(row[i].word[j]);
     }
@@ -102,7 +102,7 @@ struct ColumnQuad {
     Unit<bf16> out;
 #pragma unroll
     for (int w = 0; w < kUnit / 2; ++w) {
-      out.word[w] = bf16_pair(0.25f * x[2 * w], 0.25f * x[2 * w + 1]);
+      out.word[w] = bf16_word(0.25f * x[2 * w], 0.25f * x[2 * w + 1]);
     }
     return out;
   }

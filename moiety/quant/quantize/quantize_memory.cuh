@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "moiety/formats/bf16.h"
+#include "moiety/formats/octet.cuh"
 
 namespace moiety::quant::device {
 
@@ -21,7 +21,7 @@ struct Elements {
     if constexpr (sizeof(T) == 4) {
       return __uint_as_float(word[i]);
     } else {
-      return __uint_as_float(i % 2 ? word[i / 2] & 0xFFFF0000u : word[i / 2] << 16);
+      return i % 2 ? high_bf16(word[i / 2]) : low_bf16(word[i / 2]);
     }
   }
 };
