@@ -186,7 +186,7 @@ struct Early {
       store_release(c.ready_word_in(half, task.peer, c.rank, task.chunk), word);
     });
     if (!come_to(team, c, c.settled, c.numbered)) return;
-    FindSlots{control, p, c.half_of(epoch_of(word) - 1)}.find(team);
+    FindSlots{control, p}.find(team, c.half_of(epoch_of(word) - 1));
   }
 };
 

@@ -214,17 +214,17 @@ struct FindSlots {
   static constexpr int kThreads = 256;
   Control* control;
   PrepareView p;
-  int half = -1;  // where messages lie; -1: in that of the epoch
 
   // The tokens or rows that a block of so many threads takes at a time.
   MOIETY_HD_INLINE static int64_t tile(int64_t threads, int topk) { return threads / topk; }
 
   template <class Team>
   MOIETY_STEP void operator()(Team& team) const {
-    if (!failed(team, *control)) find(team);
+    if (!failed(team, *control)) find(team, control->half());
   }
+  // Messages lie in that half.
   template <class Team>
-  MOIETY_STEP void find(Team& team) const {
+  MOIETY_STEP void find(Team& team, int half) const {
     const Control& c = *control;
     const PlanView& plan = p.plan;
     const bool lost = c.scratch.trims->dropped > 0;
@@ -247,7 +247,7 @@ struct FindSlots {
       for_tiles(s + 1, plan.rows(s, c.rank), [&](int64_t first, int64_t n) {
         team.each(n * plan.topk, [&](int64_t i) {
           const Split pair(i, plan.topk);
-          find_received(c, s, first + pair.item, pair.rest);
+          find_received(c, c.message_in(half, c.rank, s), s, first + pair.item, pair.rest);
         });
       });
     }
@@ -283,10 +283,10 @@ struct FindSlots {
     for (int k = 0; k < p.plan.topk; ++k) alive = alive || owner_K[k] == row.rest;
     if (!alive) p.plan.row_TR[at] = -1;
   }
-  MOIETY_STEP void find_received(const Control& c, int s, int64_t j, int64_t k) const {
+  MOIETY_STEP void find_received(const Control& c, const std::byte* message, int s, int64_t j,
+                                 int64_t k) const {
     const PlanView& plan = p.plan;
-    const std::byte* in = c.message_in(half < 0 ? c.half() : half, c.rank, s) +
-                          head_bytes(c.experts, c.ranks) + j * routing_bytes(plan.topk);
+    const std::byte* in = message + head_bytes(c.experts, c.ranks) + j * routing_bytes(plan.topk);
     const int32_t local = load<int32_t>(in + 8 + 8 * k), number = load<int32_t>(in + 12 + 8 * k);
     if (k == 0) plan.token(s, j) = load<int32_t>(in);
     const int32_t slot =
