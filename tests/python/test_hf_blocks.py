@@ -49,24 +49,27 @@ def check_close(got, want, bound, name):
     assert reference.far(got, want) < bound, name
 
 
-def check_same(ours, theirs, bound):
+def check_same(ours, theirs, bound, single=None):
+    """Within `bound`: results, and all gradients as one; within `single`, or `bound`, each gradient."""
     (out, grads), (their_out, their_grads) = step(ours), step(theirs)
     check_close(out.logits, their_out.logits, bound, "logits")
     check_close(out.loss, their_out.loss, bound, "loss, with that of the router")
     assert len(out.router_logits) == len(their_out.router_logits) == 2
-    for name, grad in their_grads.items():
-        if grad is None or not grad.any():  # an expert without tokens
-            assert grads[name] is None or not grads[name].any(), name
-        else:
-            check_close(grads[name], grad, bound, name)
+    live = [name for name, grad in their_grads.items() if grad is not None and grad.any()]
+    for name in their_grads.keys() - live:  # of an expert without tokens
+        assert grads[name] is None or not grads[name].any(), name
+    for name in live:
+        check_close(grads[name], their_grads[name], single or bound, name)
+    check_close(*(torch.cat([of[name].flatten() for name in live]) for of in (grads, their_grads)),
+                bound, "all gradients")
 
 
-# In bfloat16 both are some 2 % away from float64, and from one another by 1.8 to 3 %: torch's products
-# round differently on each kind of CPU.
+# In bfloat16 single gradients are up to 3 % apart, all together 1.1 to 1.4 %: torch's products round
+# differently on each kind of CPU.
 @needs_4
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("dtype, bound, single", [(torch.float32, 1e-5, 1e-5), (torch.bfloat16, 2e-2, 5e-2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replaced_blocks_give_what_they_gave(family, dtype, bound):
+def test_replaced_blocks_give_what_they_gave(family, dtype, bound, single):
     theirs = model_of(family, dtype)
     ours = copy.deepcopy(theirs)
     before = {name: id(p) for name, p in ours.named_parameters()}
@@ -77,7 +80,7 @@ def test_replaced_blocks_give_what_they_gave(family, dtype, bound):
     for name, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
     assert moiety.nn.replace_moe(ours) == []  # they are replaced already
-    check_same(ours, theirs, bound)
+    check_same(ours, theirs, bound, single)
 
 
 @needs_4
