@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_bias(const TileGemm& g, const Tile& t, int f
     const int column = f + (linear ? ffn : 0);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float b = __uint_as_float(uint32_t{bias[column + i]} << 16);
+      const float b = low_bf16(bias[column + i]);
       d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
       d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
     }

@@ -12,7 +12,7 @@ namespace moiety::gemm::sm90 {
 
 __device__ inline float read_element(const void* data, DType dtype, int64_t at) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
-  return __uint_as_float(uint32_t{static_cast<const uint16_t*>(data)[at]} << 16);
+  return low_bf16(static_cast<const uint16_t*>(data)[at]);
 }
 
 __device__ inline float2 unpacked(uint32_t pair) { return {low_bf16(pair), high_bf16(pair)}; }

@@ -278,8 +278,9 @@ class Storer {
       const uint32_t to = buffer(box);
       uint32_t words[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
+      for (int i = 0; i < 16; ++i) {
         words[i] = bf16_word(d[box * 32 + 2 * i], d[box * 32 + 2 * i + 1]);
+      }
       write_box(to, words);
       send(t, box, boxes, 64, false);
     }

@@ -9,6 +9,9 @@
 #include "moiety/formats/bf16.h"
 #include "moiety/formats/fp16.h"
 #include "moiety/moe/peers/primitives.h"
+#ifdef __CUDACC__
+#include "moiety/formats/octet.cuh"
+#endif
 
 namespace moiety::moe::peers {
 
@@ -88,11 +91,8 @@ MOIETY_STEP Held<T> rounded_eight(F&& f) {
     Held<T> out;
     MOIETY_UNROLL
     for (int i = 0; i < Held<T>::kWords; ++i) {
-      if constexpr (std::is_same_v<T, fp16>) {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out.word[i]) : "f"(f(2 * i + 1)), "f"(f(2 * i)));
-      } else {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out.word[i]) : "f"(f(2 * i + 1)), "f"(f(2 * i)));
-      }
+      const float second = f(2 * i + 1), first = f(2 * i);
+      out.word[i] = std::is_same_v<T, fp16> ? fp16_word(first, second) : bf16_word(first, second);
     }
     return out;
   }
