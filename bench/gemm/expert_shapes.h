@@ -87,7 +87,7 @@ inline Choices choose_spread(const ExpertShape& s, const std::string& spread) {
 }
 
 // Every token chooses `topk` experts at random.
-inline Choices choose(const ExpertShape& s) {
+inline Choices choose_random(const ExpertShape& s) {
   std::vector<std::vector<int32_t>> tokens(s.experts);
   std::vector<int32_t> experts(s.experts);
   std::iota(experts.begin(), experts.end(), 0);
@@ -107,13 +107,17 @@ inline Choices choose(const ExpertShape& s) {
   return out;
 }
 
+inline Choices choose(const ExpertShape& s, const std::string& spread) {
+  return spread == "random" ? choose_random(s) : choose_spread(s, spread);
+}
+
 // The same in the memory of the stream's GPU.
 struct Routing {
   Routing(const ExpertShape& s, const Stream& stream, const std::string& spread = "random")
       : begin_E1(DType::kInt64, {s.experts + 1}, stream.device()),
         source_R(DType::kInt32, {s.rows()}, stream.device()),
         row_TK(DType::kInt32, {s.tokens, s.topk}, stream.device()) {
-    Choices c = spread == "random" ? choose(s) : choose_spread(s, spread);
+    Choices c = choose(s, spread);
     for (size_t e = 1; e < c.begin.size(); ++e) live_experts += c.begin[e] > c.begin[e - 1];
     groups.begin_E1 = begin_E1;
     groups.experts = s.experts;
@@ -131,20 +135,21 @@ struct Routing {
 };
 
 // A line for peers, who multiply the same rows.
-inline void print_shape(const ExpertShape& s) {
+inline void print_shape(const ExpertShape& s, const std::string& name,
+                        const std::string& spread = "random") {
   const auto list = [](const auto& numbers) {
     std::string out;
     for (const auto& n : numbers) out += text("{}{}", out.empty() ? "" : ", ", n);
     return "[" + out + "]";
   };
-  const Choices choices = choose(s);
+  const Choices choices = choose(s, spread);
   std::vector<int64_t> counts;
   for (size_t e = 1; e < choices.begin.size(); ++e) {
     counts.push_back(choices.begin[e] - choices.begin[e - 1]);
   }
   std::puts(
       text(R"({{"case": "{}", "T": {}, "D": {}, "F": {}, "E": {}, "counts": {}, "source": {}}})",
-           s.name, s.tokens, s.model, s.ffn, s.experts, list(counts), list(choices.source))
+           name, s.tokens, s.model, s.ffn, s.experts, list(counts), list(choices.source))
           .c_str());
 }
 

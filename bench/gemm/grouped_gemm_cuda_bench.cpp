@@ -79,8 +79,8 @@ std::vector<Product> products(const Experts& x, const TensorView& dw1, const Ten
 }
 
 struct Measured {
-  bool steady;
-  std::string spread;
+  bool steady, indexed;
+  std::string spread, only;
   Rates dense;
   double copy;  // TB/s
 };
@@ -97,11 +97,14 @@ void measure_shape(const ExpertShape& s, const std::string& name, const Measured
                             Gradient{DType::kFloat32, 1, " fp32 added"}}) {
     const Tensor dw1(g.dtype, {s.experts, 2 * s.ffn, s.model}, kGpu),
         dw2(g.dtype, {s.experts, s.model, s.ffn}, kGpu);
-    for (const Product& p : products(x, dw1, dw2, g.beta)) {
+    for (Product& p : products(x, dw1, dw2, g.beta)) {
       if (g.dtype == DType::kFloat32 && p.args.op != GroupedOp::kWgrad) continue;
+      const std::string title = text("{}{}", p.name, g.name);
+      if (title.find(how.only) == std::string::npos) continue;
+      if (how.indexed) p.args.w = gemm::GroupedWeight::split(p.args.w.packed());
       const Burst burst = bursts([&] { grouped_gemm(p.args, stream); }, how.steady, stream);
-      Row row{text("grouped_gemm.{}{}", p.name, g.name), name, tera(p.flop, burst.from_rest.ms),
-              "TFLOP/s", burst.from_rest};
+      Row row{"grouped_gemm." + title, name, tera(p.flop, burst.from_rest.ms), "TFLOP/s",
+              burst.from_rest};
       row.device = kGpu;
       // The matrices of experts that have rows, once, beside a copy.
       const double bytes =
@@ -134,34 +137,38 @@ void measure_host(const Stream& stream) {
 }
 
 void run(Options& options) {
-  std::string device = "cuda", shape, spread = "random";
+  std::string device = "cuda", shape, spread = "random", only;
   int64_t tokens = 0;
-  bool steady = false, list = false, host = false;
+  bool steady = false, indexed = false, list = false, host = false;
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
   options.number("--tokens", tokens, "T in place of the shapes'");
   options.choice("--spread", spread, kSpreads, "how rows are spread over experts");
+  options.word("--only", only, "rows whose names hold this");
+  options.flag("--indexed", indexed, "matrices by addresses of their own, not packed");
   options.flag("--steady", steady, "also bursts of a second");
   options.flag("--host", host, "instead what a call costs the host");
   options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;
   const auto for_shapes = [&](auto&& run_one) {
-    for (const ExpertShape& s : kExpertShapes) {
-      if (shape.empty() || shape == s.name) run_one(s);
+    for (ExpertShape s : kExpertShapes) {
+      if (!shape.empty() && shape != s.name) continue;
+      std::string name = s.name;
+      if (tokens > 0) name += text(" t{}", s.tokens = tokens);
+      if (spread != "random") name += " " + spread;
+      if (indexed) name += " indexed";
+      run_one(s, name);
     }
   };
-  if (list) return for_shapes(print_shape);
+  if (list) {
+    return for_shapes([&](const auto& s, const auto& name) { print_shape(s, name, spread); });
+  }
   require_device("grouped_gemm_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
   if (host) return measure_host(stream);
   const Rates dense = dense_rates(steady, stream);
-  const Measured how{steady, spread, dense, copy_rate(stream)};
-  for_shapes([&](ExpertShape s) {
-    std::string name = s.name;
-    if (tokens > 0) name += text(" t{}", s.tokens = tokens);
-    if (spread != "random") name += " " + spread;
-    measure_shape(s, name, how, stream);
-  });
+  const Measured how{steady, indexed, spread, only, dense, copy_rate(stream)};
+  for_shapes([&](const auto& s, const auto& name) { measure_shape(s, name, how, stream); });
 }
 
 }  // namespace

@@ -170,7 +170,7 @@ void run(Options& options) {
       if (shape.empty() || shape == s.name) run_one(s);
     }
   };
-  if (list) return for_shapes(print_shape);
+  if (list) return for_shapes([](const ExpertShape& s) { print_shape(s, s.name); });
   require_device("grouped_mlp_cuda_bench", kGpu);
   const Stream stream = Stream::on(kGpu);
   const Rates dense = dense_rates(steady, stream);

@@ -48,6 +48,19 @@ def steady_milliseconds(run, ms):
     return begin.elapsed_time(end) / n
 
 
+def figures_of(call, flop, absent, options):
+    """A row's figures; where the call is refused, nothing but the reason on standard error."""
+    try:
+        ms = milliseconds(call)
+    except RuntimeError as error:
+        print(f"{absent}: {error}", file=sys.stderr)
+        return {}
+    figures = {"value": round(flop / ms / 1e9, 4), "unit": "TFLOP/s", "ms": round(ms, 4)}
+    if options.steady:
+        figures["steady"] = round(flop / steady_milliseconds(call, ms) / 1e9, 1)
+    return figures
+
+
 class Experts:
     """Operands of one layer: T tokens, D model, F ffn, E experts, R rows."""
 
@@ -114,35 +127,33 @@ class Experts:
             yield weights("fc1 wgrad gathered" + suffix, 2, self.h, t, finish)
 
 
-def rows_of(spec):
+def rows_of(spec, options):
     experts = Experts(spec)
     for name, flop, peers in experts.products():
+        if options.only not in name:
+            continue
         for peer, call in peers.items():
-            try:
-                ms = milliseconds(call)
-            except RuntimeError as error:
-                print(f"{name} {experts.case}: no {peer}: {error}", file=sys.stderr)
-                continue
-            yield {"name": "grouped_gemm." + name, "case": experts.case, "device": "cuda",
-                   "peer": peer, "value": round(flop / ms / 1e9, 4), "unit": "TFLOP/s",
-                   "ms": round(ms, 4)}
+            if figures := figures_of(call, flop, f"{name} {experts.case}: no {peer}", options):
+                yield {"name": "grouped_gemm." + name, "case": experts.case, "device": "cuda",
+                       "peer": peer, **figures}
 
 
 def serve_shapes(rows_of):
-    """Serves rows_of(shape) for the shapes that our benchmark lists."""
+    """Serves rows_of(shape, options) for the shapes that our benchmark lists."""
     p = parser()
     p.add_argument("--device", choices=["cuda"], default="cuda")
-    p.add_argument("--shape", help="one alone")
-    a, _ = p.parse_known_args()
+    p.add_argument("--only", default="", help="rows whose names hold this")
+    p.add_argument("--steady", action="store_true", help="also a burst of a second")
+    a, shapes = p.parse_known_args()  # --shape, --tokens and --spread are our benchmark's
     torch.set_default_device(a.device)
     torch.manual_seed(1)
-    command = [a.bench, "--list", *(["--shape", a.shape] if a.shape else [])]
+    command = [a.bench, "--list", *shapes]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     specs = [json.loads(line) for line in listing.splitlines()]
 
     def round_of_rows():
         for spec in specs:
-            yield from rows_of(spec)
+            yield from rows_of(spec, a)
             torch.cuda.empty_cache()
 
     serve(round_of_rows)

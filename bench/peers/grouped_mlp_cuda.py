@@ -6,10 +6,8 @@ backward pass, gradients of rows, weights and probabilities. Rows lie in the ord
 as ours: 0.5 s of rest, 5 runs, the median of 20.
 """
 
-import sys
-
 import torch
-from grouped_gemm_cuda import milliseconds, serve_shapes
+from grouped_gemm_cuda import figures_of, serve_shapes
 
 
 def experts(x, p, w1, w2, ends):
@@ -18,7 +16,7 @@ def experts(x, p, w1, w2, ends):
     return torch._grouped_mm(a, w2.transpose(1, 2), offs=ends)
 
 
-def rows_of(spec):
+def rows_of(spec, options):
     T, D, F, E = spec["T"], spec["D"], spec["F"], spec["E"]
     R = sum(spec["counts"])
     ends = torch.tensor(spec["counts"]).cumsum(0).int()
@@ -38,16 +36,14 @@ def rows_of(spec):
 
     for peer, run in (("eager", experts), ("torch.compile", torch.compile(experts))):
         for name, share, call in (("forward", 3, forward), ("forward + backward", 9, both)):
-            try:
-                ms = milliseconds(lambda: call(run))
-            except RuntimeError as error:
-                print(f"{name} {spec['case']}: no {peer}: {error}", file=sys.stderr)
+            rows = [row for path in ("sm90", "sm90_fused") if options.only in (row := f"{name} {path}")]
+            if not rows:
                 continue
-            for path in ("sm90", "sm90_fused"):
-                yield {"name": f"grouped_mlp.{name} {path}", "case": spec["case"],
-                       "device": "cuda", "peer": peer,
-                       "value": round(share * 2 * R * D * F / ms / 1e9, 4), "unit": "TFLOP/s",
-                       "ms": round(ms, 4)}
+            flop = share * 2 * R * D * F
+            figures = figures_of(lambda: call(run), flop, f"{name} {spec['case']}: no {peer}", options)
+            for row in rows if figures else ():
+                yield {"name": "grouped_mlp." + row, "case": spec["case"], "device": "cuda",
+                       "peer": peer, **figures}
 
 
 if __name__ == "__main__":
