@@ -127,7 +127,7 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
         ASSERT_EQ(difference(run(p, c, 192, true), first), "") << "in turns";
         ASSERT_EQ(difference(run(p, c, 192, true, 3), first), "") << "in turns, 3 multiprocessors";
       }
-      if (sm90::has_pairs(tile_gemm_of(p.args(c, kOnGpu), 0).op, 256, c.gathered)) {
+      if (sm90::has_pairs(tile_gemm_of(p.args(c, kOnGpu), 0).op, 256)) {
         ASSERT_EQ(difference(run(p, c, 256, false, 0, 0, true), first), "") << "pairs";
         ASSERT_EQ(difference(run(p, c, 256, false, 5, 0, true), first), "") << "two pairs";
       }

@@ -37,10 +37,9 @@ constexpr int tile_rows(GemmOp op, Gathered gathered) {
 inline constexpr std::array kTileColumns = {128, 192, 256};
 inline constexpr int kPair = 2;                            // blocks that work together (pairs.cuh)
 inline constexpr int64_t kMostInPairs = int64_t{1} << 25;  // elements of a matrix, where pairs pay
-// Whether there is a kernel of pairs: of the widest tiles of gathered rows, and of gradients of rows.
-constexpr bool has_pairs(GemmOp op, int columns, Gathered gathered) {
-  return columns == kTileColumns.back() &&
-         (op == GemmOp::kNN || (op == GemmOp::kTN && gathered == Gathered::kA));
+// Whether there is a kernel of pairs: of the widest tiles of rows.
+constexpr bool has_pairs(GemmOp op, int columns) {
+  return columns == kTileColumns.back() && op != GemmOp::kNT;
 }
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
