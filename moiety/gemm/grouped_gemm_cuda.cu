@@ -36,7 +36,7 @@ TileGemm tile_gemm_of(const GroupedGemmArgs& args, int64_t first) {
 void grouped_gemm_cuda(const GroupedGemmArgs& args, TileKernels kernels, const Stream& stream) {
   const GpuProperties& gpu = gpu_properties(stream.device().index);
   for (int64_t e = 0; e < args.groups.experts;) {
-    const TileGemm g = tile_gemm_of(args, e);
+    TileGemm g = tile_gemm_of(args, e);
     if (kernels == TileKernels::kFastest && !sm90::refusal(g, gpu)) {
       const sm90::Start start =
           sm90::start(g, sm90::choose_kernel(g, multiprocessors_of(g, gpu)), stream);

@@ -204,6 +204,8 @@ TEST(GroupedSm90, KnowsWhichRowsAreGathered) {
   TileGemm g = product(GemmOp::kNT);
   EXPECT_EQ(sm90::choose_kernel(g, 132).gathered, Gathered::kNone);
   g.b.source = &source;
+  EXPECT_TRUE(sm90::choose_kernel(g, 132).transposed);
+  g.epilogue.beta.value = 1;
   EXPECT_EQ(sm90::choose_kernel(g, 132), (Kernel{GemmOp::kNT, 128, Gathered::kB}));
   g.b.source = nullptr;
   g.a.source = &source;

@@ -157,7 +157,12 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   if (takes_turns(product, multiprocessors)) return {product.op, 192, Gathered::kNone, true};
   Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
   if (product.a.source) kernel.gathered = Gathered::kA;
-  if (product.b.source) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
+  if (product.b.source) {
+    const ProductFactor& beta = product.epilogue.beta;
+    const bool adds = beta.data || beta.value != 0;
+    if (adds) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
+    return {.op = product.op, .columns = 256, .gathered = Gathered::kB, .transposed = true};
+  }
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }

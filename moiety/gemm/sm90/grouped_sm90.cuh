@@ -166,6 +166,15 @@ __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered>::kThreads, 1)
     grouped_products(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
   run_products<kOp, kGathered, Layout<kOp, kColumns, kGathered>>(maps, g);
 }
+// FC1's weight gradient as its transpose, whose rows are columns of the gathered ones: so tiles have
+// few gathered columns, and 256 of the others in one product (docs/adr/0041).
+template <int kColumns>
+__global__ void __launch_bounds__(
+    Layout<GemmOp::kNT, kColumns, Gathered::kA, false, true>::kThreads, 1)
+    grouped_transposed(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
+  run_products<GemmOp::kNT, Gathered::kA, Layout<GemmOp::kNT, kColumns, Gathered::kA, false, true>>(
+      maps, g);
+}
 template <GemmOp kOp, int kColumns, Gathered kGathered>
 __global__ void __launch_bounds__(Layout<kOp, kColumns, kGathered, true>::kThreads, 1)
     __cluster_dims__(kPair, 1, 1)
@@ -188,6 +197,15 @@ KernelLaunch launch_of_pairs() {
   using L = Layout<kOp, kColumns, kGathered, true>;
   return {{kOp, kColumns, kGathered, false, true},
           grouped_pairs<kOp, kColumns, kGathered>,
+          L::kThreads,
+          L::kBytes};
+}
+
+template <int kColumns>
+KernelLaunch launch_of_transposed() {
+  using L = Layout<GemmOp::kNT, kColumns, Gathered::kA, false, true>;
+  return {{.op = GemmOp::kNT, .columns = kColumns, .gathered = Gathered::kB, .transposed = true},
+          grouped_transposed<kColumns>,
           L::kThreads,
           L::kBytes};
 }

@@ -24,8 +24,9 @@ struct Kernel {
   GemmOp op;
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
-  bool turns = false;  // kNT: two groups multiply in turns, a tile each
-  bool pairs = false;  // of rows: blocks in pairs, which share the matrix's part (pairs.cuh)
+  bool turns = false;       // kNT: two groups multiply in turns, a tile each
+  bool pairs = false;       // of rows: blocks in pairs, which share the matrix's part (pairs.cuh)
+  bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 

@@ -5,7 +5,8 @@ namespace moiety::gemm::sm90 {
 std::span<const KernelLaunch> wgrad_gathered_launches() {
   static const KernelLaunch table[] = {
       launch_of<GemmOp::kNT, 128, Gathered::kA>(), launch_of<GemmOp::kNT, 192, Gathered::kA>(),
-      launch_of<GemmOp::kNT, 256, Gathered::kA>(), launch_of<GemmOp::kNT, 128, Gathered::kB>()};
+      launch_of<GemmOp::kNT, 256, Gathered::kA>(), launch_of<GemmOp::kNT, 128, Gathered::kB>(),
+      launch_of_transposed<256>()};
   return table;
 }
 

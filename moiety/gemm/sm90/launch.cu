@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "moiety/gemm/sm90/launch.cuh"
 #include "moiety/gemm/sm90/tensor_map.cuh"
@@ -37,8 +38,10 @@ MapMatrices matrices_of(const TileGemm& g, int64_t rows, int64_t columns) {
 
 constexpr int kBox = 64;  // rows, where 64 columns of an operand are copied at a time
 
-// `matrix_rows`: of a box of the matrix, where it has 64 columns.
-Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox) {
+// `matrix_rows`: of a box of the matrix, where it has 64 columns. `transposed`: the result is the
+// transpose of what g says, with 64 of its columns in a box.
+Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox,
+             bool transposed = false) {
   const auto rows_of = [&](const ProductOperand& x, int64_t width, int box_rows) {
     return x.source ? CUtensorMap{} : ragged_map(x.data, g.dtype, width, x.stride, box_rows);
   };
@@ -46,10 +49,15 @@ Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox) {
   MapMatrices matrices;
   const int stored = g.a.source || g.b.source ? 16 : kBox;  // rows: Layout::kAlone
   if (g.op == GemmOp::kNT) {
-    matrices = matrices_of(g, g.m, g.n);
     maps.a = rows_of(g.a, g.m, kBox);
     maps.b = rows_of(g.b, g.n, kBox);
-    maps.out = matrix_map(matrices, stored);
+    if (transposed) {
+      matrices = matrices_of(g, g.n, g.m);
+      maps.out = matrix_map(matrices, g.epilogue.out_dtype == DType::kFloat32 ? kBox / 2 : kBox);
+    } else {
+      matrices = matrices_of(g, g.m, g.n);
+      maps.out = matrix_map(matrices, stored);
+    }
   } else {
     const bool forward = g.op == GemmOp::kTN;
     const Epilogue& e = g.epilogue;
@@ -71,12 +79,18 @@ LaunchShape shape_of(const TileGemm& g, int64_t tiles, int together, int threads
 
 }  // namespace
 
-Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream) {
+Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
-  const int64_t tiles = tile_bound(g, tile_rows(g.op, kernel.gathered), row.is.columns);
+  Gathered gathered = kernel.gathered;
+  if (kernel.transposed) {
+    std::swap(g.a, g.b);
+    std::swap(g.m, g.n);
+    gathered = Gathered::kA;
+  }
+  const int64_t tiles = tile_bound(g, tile_rows(g.op, gathered), row.is.columns);
   const int together = row.is.pairs ? kPair : 1;
   return {row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
-          maps_of(g, row.is.columns / together, kBox / together)};
+          maps_of(g, row.is.columns / together, kBox / together, kernel.transposed)};
 }
 
 namespace {

@@ -53,13 +53,13 @@ FusedLaunch fused_backward_launch(const FusedKernel& kernel);
 FusedLaunch fused_backward_gathered_launch(const FusedKernel& kernel);
 
 // The launch of a product that is not refused, on the stream's GPU, by choose_kernel's or another
-// kernel that takes it.
+// kernel that takes it. The product becomes what the kernel is told.
 struct Start {
   void (*kernel)(Maps, TileGemm);
   LaunchShape shape;
   Maps maps;
 };
-Start start(const TileGemm& g, const Kernel& kernel, const Stream& stream);
+Start start(TileGemm& g, const Kernel& kernel, const Stream& stream);
 
 struct FusedStart {
   void (*kernel)(FusedMaps, TileGemm, FusedActivation);

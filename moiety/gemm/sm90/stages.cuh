@@ -15,8 +15,10 @@ constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
 // are better off with a stage more.
-template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered, bool kPairs = false>
+template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered, bool kPairs = false,
+          bool kIsTransposed = false>
 struct Layout {
+  static constexpr bool kTransposed = kIsTransposed;  // Kernel::transposed
   static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = kPairs;
   static constexpr int kTogether = kPairs ? kPair : 1;  // blocks
   // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
@@ -31,7 +33,7 @@ struct Layout {
   static constexpr int kColumns = kColumnsOfTile;
   // Warps store their rows without the others of their group: faster by one to three percent, and as
   // much slower where rows lie in order.
-  static constexpr bool kAlone = kGathers;
+  static constexpr bool kAlone = kGathers && !kTransposed;
   static constexpr bool kStoresAtOnce = kOp != GemmOp::kNT && !kGathers;
   static constexpr int kA = kTileM * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
@@ -40,7 +42,7 @@ struct Layout {
   static constexpr int kBuffers = kStoresAtOnce ? 4 : 2;  // of a group
   static constexpr int kRound = kStoresAtOnce ? 4 : 1;
   // Pieces of old values of fp32 that a thread reads ahead, each 16 registers.
-  static constexpr int kReadAhead = kOp != GemmOp::kNT ? 0 : kGathers ? 2 : 4;
+  static constexpr int kReadAhead = kOp != GemmOp::kNT || kTransposed ? 0 : kGathers ? 2 : 4;
   static constexpr int kStore = kStages * kStage;
   static constexpr int kBarriers = kStore + kGroups * kBuffers * kPiece;
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;

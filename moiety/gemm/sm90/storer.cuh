@@ -242,15 +242,44 @@ class Storer {
     const int rows = min(rows_left(t) - first, L::kAlone ? kWarpRows : 64);
     for (int i = box / kRound * kRound; rows > 0 && i <= box; ++i) {
       const int column = t.column + i * width;
+      const uint32_t piece = from + i % kRound * kPiece;
+      if constexpr (L::kTransposed) {
+        send_transposed(t, piece, column, row, width);
+        continue;
+      }
       const Place at = kOp == GemmOp::kNT ? matrix_place(g_, maps_.matrices, t.group, column, row)
                                           : ragged_place(column, t.begin + row, rows);
-      const uint32_t piece = from + i % kRound * kPiece;
       add ? add_tile(maps_.out, piece, at) : store_tile(maps_.out, piece, at);
     }
     commit_stores();
   }
 
+  // ---- A box of the transpose: of `width` of its rows the group's 64 elements, of fp32 in two pieces
+  // of 32. The group sends it, as a warp has but 32 bytes of a row.
+  __device__ void send_transposed(const Tile& t, uint32_t from, int row, int column,
+                                  int width) const {
+    for (int i = 0; i < 64; i += width) {
+      store_tile(maps_.out, from + i / width * (kPiece / 2),
+                 matrix_place(g_, maps_.matrices, t.group, column + i, row));
+    }
+  }
+  __device__ void write_transposed(uint32_t to, const uint32_t* words) const {
+    const int in_eight = lane_ % 8, piece = 2 * warp_ + lane_ / 8 % 2;
+    to += (lane_ / 16 * 8 + in_eight) * 128 + (piece ^ in_eight) * 16;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      store_transposed(to + j * 8 * 128, words[2 * j], words[2 * j + 1], words[2 * j + 2],
+                       words[2 * j + 3]);
+    }
+  }
+  __device__ void write_transposed(uint32_t to, int row, int column, float v) const {
+    const uint32_t at =
+        column / 32 * (kPiece / 2) + row * 128 + (column % 32 / 4 ^ row % 8) * 16 + column % 4 * 4;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + at), "f"(v) : "memory");
+  }
+
   __device__ void write_box(uint32_t to, const uint32_t* words) const {
+    if constexpr (L::kTransposed) return write_transposed(to, words);
     const int row = 16 * warp_ + lane_ % 16;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
@@ -309,6 +338,11 @@ class Storer {
           if constexpr (kReads) {  // as the engine adds, which keeps subnormal numbers, too
             const uint32_t* old = &words_[box % kAhead * 16 + 4 * j + 2 * half];
             v = {__fadd_rn(v.x, __uint_as_float(old[0])), __fadd_rn(v.y, __uint_as_float(old[1]))};
+          }
+          if constexpr (L::kTransposed) {
+            write_transposed(to, 8 * j + lane_ % 4 * 2, row(half), v.x);
+            write_transposed(to, 8 * j + lane_ % 4 * 2 + 1, row(half), v.y);
+            continue;
           }
           asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                            to + row(half) * 128 + (piece ^ row(half) % 8) * 16 + lane_ % 2 * 8),
