@@ -49,6 +49,19 @@ __device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, Bar
       "l"(from), "r"(bytes), "r"(barrier.address())
       : "memory");
 }
+// The same to global memory.
+__device__ inline void bulk_store(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+// Waits until this thread's bulk stores have read shared memory.
+__device__ inline void bulk_stores_read() {
+  asm volatile(
+      "cp.async.bulk.commit_group;\n"
+      "cp.async.bulk.wait_group.read 0;" ::
+          : "memory");
+}
 // Orders this thread's accesses of shared memory before bulk copies that come after.
 __device__ inline void fence_for_bulk() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -2,8 +2,9 @@
 // once. A thread block takes a run of norm_order's classes of rows:
 // - short rows without an addend: a group of lanes takes a class; its rows wait for memory together
 //   and fold their sums together;
-// - rows of which shared memory holds several: a ring of rows that bulk copies fill, warps that
-//   take a row each for its sums, and warps that take columns for dx and the weight's gradient;
+// - rows of which shared memory holds several: a ring of rows that bulk copies fill and store,
+//   warps that take a row each for its sums, and warps that take columns for dx and the weight's
+//   gradient;
 // - all other rows, aligned or not: sums first, then columns, which read the row again.
 #include <algorithm>
 #include <type_traits>
@@ -139,7 +140,7 @@ struct RingRow {
 };
 
 struct RingState {
-  Barrier full[kMostStages], known[kMostStages], empty[kMostStages];
+  Barrier full[kMostStages], known[kMostStages], done[kMostStages];
   RingRow row[kMostStages << kMostLog];
 };
 
@@ -161,14 +162,30 @@ struct RingBlock {
   __device__ T* row(int stage, int i) const {
     return staged + int64_t{(stage << ring.log) + i} * ring.tensors * p.n;
   }
+  // Where dx of a row is written first: over the last of the row's tensors.
+  __device__ T* dx_row(int stage, int i) const { return row(stage, i) + (ring.tensors - 1) * p.n; }
+
+  // Stores dx of a batch; then its stage may be filled again. With stores by the threads that
+  // compute dx, rows of 7168 took a fifth longer (docs/adr/0043).
+  __device__ void store(int b, uint32_t bytes) const {
+    const int stage = b % ring.stages;
+    state.done[stage].wait(b / ring.stages);
+    if (lane < rows_of(b)) {
+      device::bulk_store(static_cast<T*>(p.dx) + state.row[(stage << ring.log) + lane].dx,
+                         dx_row(stage, lane), bytes);
+    }
+    device::bulk_stores_read();
+    __syncwarp();
+  }
 
   // The loop of the warp that copies: lanes issue bulk copies.
-  __device__ void bring() const {
+  __device__ void copy() const {
     const auto bytes = uint32_t(p.n * sizeof(T));
-    for (int b = 0, all = batches(); b < all; ++b) {
-      const int stage = b % ring.stages, use = b / ring.stages, some = rows_of(b);
+    const int all = batches();
+    for (int b = 0; b < all; ++b) {
+      const int stage = b % ring.stages, some = rows_of(b);
       Barrier& full = state.full[stage];
-      if (use > 0) state.empty[stage].wait(use - 1);
+      if (b >= ring.stages) store(b - ring.stages, bytes);
       if (lane == 0) full.arrive_expecting(bytes * uint32_t(some * ring.tensors));
       __syncwarp();
       for (int i = lane; i < some; i += 32) {
@@ -181,6 +198,7 @@ struct RingBlock {
         }
       }
     }
+    for (int b = max(0, all - ring.stages); b < all; ++b) store(b, bytes);
   }
 
   // The loop of a warp that sums rows. As many warps work as there are, but not more than the ring
@@ -193,7 +211,7 @@ struct RingBlock {
     for (int i = warp, all = batches() << ring.log; i < all; i += warps) {
       const int b = i >> ring.log, in_batch = i - (b << ring.log);
       const int stage = b % ring.stages, use = b / ring.stages;
-      if (use > 0) state.empty[stage].wait(use - 1);
+      if (use > 0) state.done[stage].wait(use - 1);
       state.full[stage].wait(use);
       if (i < rows) {
         const int64_t dx = p.map.offsets(global(i))[3];
@@ -241,13 +259,14 @@ struct RingBlock {
           const Octet<T> dy = load_octet<true>(staged_row + p.n, kOctet);
           Octet<T> more;
           if (p.addend) more = load_octet<true>(staged_row + 2 * p.n, kOctet);
-          store_octet<true>(static_cast<T*>(p.dx) + known.dx + c,
-                            dx_octet(known.sums, x, dy, g[k], p.addend, more), kOctet);
+          store_octet<true>(dx_row(stage, i) + c, dx_octet(known.sums, x, dy, g[k], p.addend, more),
+                            kOctet);
           add_gradient(dy, x, known.sums.r, dg[k]);
         }
       }
+      device::fence_for_bulk();
       __syncwarp();
-      if (lane == 0) state.empty[stage].arrive();
+      if (lane == 0) state.done[stage].arrive();
       if (++stage == ring.stages) stage = 0, ++use;
     }
     float* to = p.partial + blockIdx.x * p.n;
@@ -268,7 +287,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     for (int s = 0; s < p.ring.stages; ++s) {
       state.full[s].init(1);
       state.known[s].init(1 << p.ring.log);
-      state.empty[s].init(kColumnWarps);
+      state.done[s].init(kColumnWarps);
     }
     device::fence_init();
   }
@@ -280,7 +299,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   } else if (warp < kColumnWarps + kSumWarps) {
     block.sum(warp - kColumnWarps);
   } else {
-    block.bring();
+    block.copy();
   }
 }
 
