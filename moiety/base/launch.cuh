@@ -32,6 +32,8 @@ namespace detail {
 // Allows a kernel so much dynamic shared memory on the GPU, which is current: more than 48 KiB, with
 // what the kernel declares itself, must be asked for. Asked once, since that costs 1 to 3 us.
 void allow_shared(const void* kernel, int device, int64_t bytes);
+// The number of blocks that run on the GPU at a time; asked once, too.
+int64_t resident_blocks(const void* kernel, int threads, int64_t shared_bytes, int device);
 // `arguments` point to values of the kernel's very types.
 void launch(const char* name, const void* kernel, const LaunchShape& shape, const Stream& stream,
             void** arguments);
@@ -52,12 +54,8 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
 template <class... Params>
 int64_t resident_blocks(void (*kernel)(Params...), int threads, int64_t shared_bytes,
                         const Stream& stream) {
-  const CudaDeviceGuard guard(stream.device().index);
-  detail::allow_shared(reinterpret_cast<const void*>(kernel), stream.device().index, shared_bytes);
-  int blocks = 0;
-  MOIETY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-      &blocks, kernel, threads, static_cast<size_t>(shared_bytes)));
-  return int64_t{blocks} * gpu_properties(stream.device().index).multiprocessors;
+  return detail::resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes,
+                                 stream.device().index);
 }
 
 }  // namespace moiety

@@ -1,4 +1,3 @@
-#include "moiety/base/per_device.h"
 #include "moiety/gemm/tile_launch.cuh"
 
 namespace moiety::gemm {
@@ -20,11 +19,7 @@ TileStart tile_start(const TileGemm& g, const Stream& stream) {
   const TileLaunch& row = launch_of(choose_kernel(g, processors));
   int64_t blocks = row.blocks;
   if (blocks == 0) {
-    blocks = per_device<KernelNumbers>(stream.device().index)
-                 .of(reinterpret_cast<const void*>(row.kernel), [&] {
-                   return resident_blocks(row.kernel, row.threads, row.shared_bytes, stream) /
-                          processors;
-                 });
+    blocks = resident_blocks(row.kernel, row.threads, row.shared_bytes, stream) / processors;
   }
   const int64_t held = blocks * multiprocessors_of(g, gpu_properties(stream.device().index));
   const int64_t tiles = tile_bound(g, row.rows, row.columns);
