@@ -12,6 +12,9 @@ constexpr int64_t kMostRows = 1 << 30;        // of a buffer: ragged_map
 constexpr int64_t kMostGathered = 1ll << 36;  // bytes that a loader's 32-bit places reach
 constexpr int64_t kMostBytes = 1ll << 40;     // from row to row, and from matrix to matrix
 
+// Whether results may be added to old values.
+bool adds(const Epilogue& e) { return e.beta.data || e.beta.value != 0; }
+
 std::optional<std::string> unaligned(const char* name, const void* data, int64_t bytes) {
   if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
     return text("{} is not at a multiple of {} bytes", name, kAlignment);
@@ -64,14 +67,13 @@ std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu) 
     }
   }
   const Epilogue& e = g.epilogue;
-  const bool adds = e.beta.data || e.beta.value != 0;
   if (by_reduction) {
     if (auto why = unaligned("b", g.b.data, g.b.stride * 2)) return why;
-    if (adds && e.old != e.out) return "a weight gradient is added to another tensor";
+    if (adds(e) && e.old != e.out) return "a weight gradient is added to another tensor";
   } else {
     if (auto why = unaligned("out", e.out, byte_size(e.out_dtype, e.out_stride))) return why;
     const int64_t old = byte_size(e.old_dtype, e.old_stride);
-    if (adds) {
+    if (adds(e)) {
       if (auto why = unaligned("c", e.old, old)) return why;
     }
   }
@@ -87,7 +89,7 @@ std::optional<std::string> fused_refusal(const TileGemm& g, const FusedActivatio
   for (const ProductFactor* f : {&e.a_scale, &e.b_scale, &e.alpha}) {
     if (f->data || f->value != 1) return "the product is scaled";
   }
-  if (e.beta.data || e.beta.value != 0 || e.bias_scale) return "the product is added to";
+  if (adds(e) || e.bias_scale) return "the product is added to";
   if (block.interleave != 0) return text("interleave {} is not 0", block.interleave);
   if (block.ffn % 8 != 0) return text("F={} is no multiple of 8", block.ffn);
   struct Rows {
@@ -123,8 +125,7 @@ bool holds(const Product& g, bool gated) {
 // columns computed in vain, and not added to sums in fp32, which memory holds up anyhow.
 bool takes_turns(const Product& g, int64_t multiprocessors) {
   const int64_t rows = ceil_div(g.m, kTileRows), columns = ceil_div(g.n, 192);
-  const ProductFactor& beta = g.epilogue.beta;
-  const bool added = g.epilogue.out_dtype == DType::kFloat32 && (beta.data || beta.value != 0);
+  const bool added = g.epilogue.out_dtype == DType::kFloat32 && adds(g.epilogue);
   return g.op == GemmOp::kNT && !g.a.source && !g.b.source && !added &&
          rows * columns >= 2 * multiprocessors && (columns * 192 - g.n) * 16 <= g.n;
 }
@@ -158,9 +159,7 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   Kernel kernel{product.op, kTileColumns[0], Gathered::kNone};
   if (product.a.source) kernel.gathered = Gathered::kA;
   if (product.b.source) {
-    const ProductFactor& beta = product.epilogue.beta;
-    const bool adds = beta.data || beta.value != 0;
-    if (adds) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
+    if (adds(product.epilogue)) return {product.op, kTileColumns[0], Gathered::kB};  // tile_rows
     return {.op = product.op, .columns = 256, .gathered = Gathered::kB, .transposed = true};
   }
   for (const int columns : kTileColumns) {

@@ -47,17 +47,14 @@ Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox,
   };
   Maps maps{};
   MapMatrices matrices;
-  const int stored = g.a.source || g.b.source ? 16 : kBox;  // rows: Layout::kAlone
+  const bool alone = (g.a.source || g.b.source) && !transposed;  // Layout::kAlone
+  const int stored = alone ? 16 : kBox;                          // rows
   if (g.op == GemmOp::kNT) {
     maps.a = rows_of(g.a, g.m, kBox);
     maps.b = rows_of(g.b, g.n, kBox);
-    if (transposed) {
-      matrices = matrices_of(g, g.n, g.m);
-      maps.out = matrix_map(matrices, g.epilogue.out_dtype == DType::kFloat32 ? kBox / 2 : kBox);
-    } else {
-      matrices = matrices_of(g, g.m, g.n);
-      maps.out = matrix_map(matrices, stored);
-    }
+    const bool halves = transposed && g.epilogue.out_dtype == DType::kFloat32;
+    matrices = transposed ? matrices_of(g, g.n, g.m) : matrices_of(g, g.m, g.n);
+    maps.out = matrix_map(matrices, halves ? kBox / 2 : stored);
   } else {
     const bool forward = g.op == GemmOp::kTN;
     const Epilogue& e = g.epilogue;
@@ -81,13 +78,12 @@ LaunchShape shape_of(const TileGemm& g, int64_t tiles, int together, int threads
 
 Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const KernelLaunch& row = launch_of(kernel);
-  Gathered gathered = kernel.gathered;
   if (kernel.transposed) {
     std::swap(g.a, g.b);
     std::swap(g.m, g.n);
-    gathered = Gathered::kA;
   }
-  const int64_t tiles = tile_bound(g, tile_rows(g.op, gathered), row.is.columns);
+  const int rows = kernel.transposed ? kTileRows : tile_rows(g.op, kernel.gathered);
+  const int64_t tiles = tile_bound(g, rows, row.is.columns);
   const int together = row.is.pairs ? kPair : 1;
   return {row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
           maps_of(g, row.is.columns / together, kBox / together, kernel.transposed)};
