@@ -225,14 +225,14 @@ TEST(GroupedSm90, LongProductsOfManyRowsTakePairs) {
   };
   EXPECT_TRUE(pairs(GemmOp::kTN, 2048, 4096, 2048, &source));
   EXPECT_TRUE(pairs(GemmOp::kNN, 1024, 7168, 2048, &source));
-  EXPECT_TRUE(pairs(GemmOp::kNN, 2048, 4096, 4096, nullptr));
-  EXPECT_TRUE(pairs(GemmOp::kTN, 1024, 7168, 4096, nullptr));
-  EXPECT_FALSE(pairs(GemmOp::kTN, 4096, 2048, 1536, nullptr));
-  EXPECT_FALSE(pairs(GemmOp::kNN, 1023, 4096, 4096, nullptr));
-  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 1536, 4096, nullptr));
-  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 14336, nullptr));
-  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 2880, 2880, nullptr));  // tiles of 192 columns
-  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 4096, nullptr, 1));
+  EXPECT_TRUE(pairs(GemmOp::kNN, 2048, 4096, 4096, &source));
+  EXPECT_FALSE(pairs(GemmOp::kTN, 2048, 4096, 2048, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 4096, nullptr));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 1023, 4096, 4096, &source));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 1536, 4096, &source));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 14336, &source));
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 2880, 2880, &source));  // tiles of 192 columns
+  EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 4096, &source, 1));
 }
 
 TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {

@@ -115,7 +115,8 @@ class GroupedSm90Gpu : public GpuTest {
 
 TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
   for (const Case& c : cases()) {
-    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{448, 64}, std::pair{64, 392}}) {
+    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{448, 64}, std::pair{64, 392},
+                               std::pair{1032, 1096}}) {
       SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, false, stream);
@@ -127,7 +128,7 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
         ASSERT_EQ(difference(run(p, c, 192, true), first), "") << "in turns";
         ASSERT_EQ(difference(run(p, c, 192, true, 3), first), "") << "in turns, 3 multiprocessors";
       }
-      if (sm90::has_pairs(tile_gemm_of(p.args(c, kOnGpu), 0).op, 256)) {
+      if (sm90::has_pairs(tile_gemm_of(p.args(c, kOnGpu), 0).op, c.gathered, 256)) {
         ASSERT_EQ(difference(run(p, c, 256, false, 0, 0, true), first), "") << "pairs";
         ASSERT_EQ(difference(run(p, c, 256, false, 5, 0, true), first), "") << "two pairs";
       }
@@ -172,19 +173,21 @@ TEST_F(GroupedSm90Gpu, SumsAreThoseOfTheCache) {
 
 TEST_F(GroupedSm90Gpu, EqualsTheReferenceOnIntegers) {
   for (const Case& c : cases()) {
-    SCOPED_TRACE(
-        text("op {} gathered {} {} beta {}", int(c.op), int(c.gathered), name(c.out), c.beta));
-    const Problem p(c, 136, 520, true, stream);
-    const Tensor got = run(p, c, 0);
-    grouped_gemm_reference(p.args(c, kHost));
-    ASSERT_EQ(difference(got, p.result(c).host), "");
+    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{1032, 24}, std::pair{24, 1032}}) {
+      SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
+                        name(c.out), c.beta, C, N));
+      const Problem p(c, C, N, true, stream);
+      const Tensor got = run(p, c, 0);
+      grouped_gemm_reference(p.args(c, kHost));
+      ASSERT_EQ(difference(got, p.result(c).host), "");
+    }
   }
 }
 
 TEST_F(GroupedSm90Gpu, ReadsOnlyLiveRows) {
   for (const Case& c : cases()) {
     if (c.beta != 0 || c.gathered != sm90::Gathered::kNone) continue;
-    const Problem p(c, 200, 264, true, stream);
+    const Problem p(c, 1096, 1032, true, stream);
     const Tensor clean = run(p, c, 0);
     for (const Twin* x : {&p.a, &p.b}) {
       p.groups.fill_dead_rows(x->host, NAN);

@@ -131,18 +131,16 @@ bool takes_turns(const Product& g, int64_t multiprocessors) {
 }
 
 // Products whose blocks lose little by waiting for each other: of many rows a group, so that few tiles
-// have no neighbour, and tiles of many steps, for which blocks wait at their ends alone; of more steps
-// for outputs of rows in order, which gain less.
+// have no neighbour, and tiles of many steps, for which blocks wait at their ends alone.
 bool suits_pairs(const Product& g) {
-  constexpr int64_t kRows = 1024;
-  const int64_t least = g.op == GemmOp::kTN && !g.a.source ? 4096 : 2048;
-  return g.groups.capacity >= kRows * g.groups.groups && g.k >= least;
+  constexpr int64_t kRows = 1024, kLeast = 2048;
+  return g.groups.capacity >= kRows * g.groups.groups && g.k >= kLeast;
 }
 
 // Products that are faster in pairs of blocks, but not of matrices of more than 64 MiB, where it was
 // no gain.
 bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
-  return has_pairs(kernel.op, kernel.columns) && multiprocessors > 1 && suits_pairs(g) &&
+  return has_pairs(kernel.op, kernel.gathered, kernel.columns) && multiprocessors > 1 && suits_pairs(g) &&
          g.k * g.n <= kMostInPairs;
 }
 

@@ -25,7 +25,7 @@ struct Kernel {
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
   bool turns = false;       // kNT: two groups multiply in turns, a tile each
-  bool pairs = false;       // of rows: blocks in pairs, which share the matrix's part (pairs.cuh)
+  bool pairs = false;       // of gathered rows: blocks in pairs, which share the matrix's part (pairs.cuh)
   bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -38,9 +38,9 @@ constexpr int tile_rows(GemmOp op, Gathered gathered) {
 inline constexpr std::array kTileColumns = {128, 192, 256};
 inline constexpr int kPair = 2;                            // blocks that work together (pairs.cuh)
 inline constexpr int64_t kMostInPairs = int64_t{1} << 25;  // elements of a matrix, where pairs pay
-// Whether there is a kernel of pairs: of the widest tiles of rows.
-constexpr bool has_pairs(GemmOp op, int columns) {
-  return columns == kTileColumns.back() && op != GemmOp::kNT;
+// Whether there is a kernel of pairs: of the widest tiles of gathered rows.
+constexpr bool has_pairs(GemmOp op, Gathered gathered, int columns) {
+  return columns == kTileColumns.back() && gathered == Gathered::kA && op != GemmOp::kNT;
 }
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.

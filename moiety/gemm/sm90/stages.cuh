@@ -21,6 +21,7 @@ struct Layout {
   static constexpr bool kTransposed = kIsTransposed;  // Kernel::transposed
   static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = kPairs;
   static constexpr int kTogether = kPairs ? kPair : 1;  // blocks
+  static constexpr bool kEven = true;                   // TileWalk
   // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
   // for products of all columns of a tile, which read less of the shared memory.
   static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;

@@ -98,7 +98,9 @@ __device__ inline InBands in_bands(int index, int rows, int columns, int band_ro
   return {band * band_rows + inner - column * height, column};
 }
 
-template <GemmOp kOp, int kColumns, int kRows = kTileRows>
+// kEven: a group's rows are dealt out evenly to its tiles where the reduction is long. A last tile of
+// few rows would be done early, and its block ahead of those that read the same operands from then on.
+template <GemmOp kOp, int kColumns, int kRows = kTileRows, bool kEven = false>
 class TileWalk {
  public:
   __device__ TileWalk(const TileGemm& g, const GroupTable& table)
@@ -112,19 +114,17 @@ class TileWalk {
 
  private:
   static constexpr int kBand = 16;
-
-  __device__ void place(Tile& t, int index, int rows) const {
-    const InBands at = in_bands(index, rows, columns_, kBand);
-    t.row = at.row * kRows;
-    t.column = at.column * kColumns;
-  }
+  static constexpr int64_t kLeastEven = 1024;  // elements of the reduction
 
   __device__ Tile of_matrix(int64_t index) const {
     Tile t;
     const int rows = pieces(g_.m, kRows), tiles = rows * columns_;
     if (index >= g_.groups.groups * tiles) return t;
     t.group = static_cast<int>(index / tiles);
-    place(t, static_cast<int>(index - int64_t{t.group} * tiles), rows);
+    const InBands at =
+        in_bands(static_cast<int>(index - int64_t{t.group} * tiles), rows, columns_, kBand);
+    t.row = at.row * kRows;
+    t.column = at.column * kColumns;
     t.live = min(static_cast<int>(g_.m) - t.row, kRows);
     const quant::Claim c = claim(g_.groups, t.group);
     t.begin = c.valid ? static_cast<int>(c.begin) : 0;
@@ -137,9 +137,18 @@ class TileWalk {
     Tile t;
     if (index >= int64_t{table_.before[GroupTable::kChunks]} * columns_) return t;
     const auto f = table_.find(g_, static_cast<int>(index / columns_), tiles_of);
+    const int tiles = tiles_of(f.rows);
+    int height = kTileRows, band = kBand;
+    if (kEven && g_.k >= kLeastEven) {
+      height = pieces(f.rows, tiles);
+      band = pieces(tiles, max((tiles + kBand / 2) / kBand, 1));
+    }
+    const InBands at =
+        in_bands(static_cast<int>(index - int64_t{f.before} * columns_), tiles, columns_, band);
     t.group = f.group;
-    place(t, static_cast<int>(index - int64_t{f.before} * columns_), tiles_of(f.rows));
-    t.live = min(f.rows - t.row, kTileRows);
+    t.row = at.row * height;
+    t.column = at.column * kColumns;
+    t.live = min(f.rows - t.row, height);
     t.begin = f.begin;
     t.depth = static_cast<int>(g_.k);
     t.steps = pieces(g_.k, kDepth);
