@@ -115,8 +115,8 @@ class GroupedSm90Gpu : public GpuTest {
 
 TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
   for (const Case& c : cases()) {
-    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{448, 64}, std::pair{64, 392},
-                               std::pair{1032, 1096}}) {
+    for (const auto& [C, N] :
+         {std::pair{136, 520}, std::pair{448, 64}, std::pair{64, 392}, std::pair{1544, 1608}}) {
       SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, false, stream);
@@ -173,7 +173,7 @@ TEST_F(GroupedSm90Gpu, SumsAreThoseOfTheCache) {
 
 TEST_F(GroupedSm90Gpu, EqualsTheReferenceOnIntegers) {
   for (const Case& c : cases()) {
-    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{1032, 24}, std::pair{24, 1032}}) {
+    for (const auto& [C, N] : {std::pair{136, 520}, std::pair{1544, 24}, std::pair{24, 1544}}) {
       SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, true, stream);
@@ -187,7 +187,7 @@ TEST_F(GroupedSm90Gpu, EqualsTheReferenceOnIntegers) {
 TEST_F(GroupedSm90Gpu, ReadsOnlyLiveRows) {
   for (const Case& c : cases()) {
     if (c.beta != 0 || c.gathered != sm90::Gathered::kNone) continue;
-    const Problem p(c, 1096, 1032, true, stream);
+    const Problem p(c, 1608, 1544, true, stream);
     const Tensor clean = run(p, c, 0);
     for (const Twin* x : {&p.a, &p.b}) {
       p.groups.fill_dead_rows(x->host, NAN);

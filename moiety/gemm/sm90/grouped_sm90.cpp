@@ -140,8 +140,8 @@ bool suits_pairs(const Product& g) {
 // Products that are faster in pairs of blocks, but not of matrices of more than 64 MiB, where it was
 // no gain.
 bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
-  return has_pairs(kernel.op, kernel.gathered, kernel.columns) && multiprocessors > 1 && suits_pairs(g) &&
-         g.k * g.n <= kMostInPairs;
+  return has_pairs(kernel.op, kernel.gathered, kernel.columns) && multiprocessors > 1 &&
+         suits_pairs(g) && g.k * g.n <= kMostInPairs;
 }
 
 }  // namespace

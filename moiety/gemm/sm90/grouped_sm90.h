@@ -25,7 +25,7 @@ struct Kernel {
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
   bool turns = false;       // kNT: two groups multiply in turns, a tile each
-  bool pairs = false;       // of gathered rows: blocks in pairs, which share the matrix's part (pairs.cuh)
+  bool pairs = false;       // of gathered rows: blocks share the matrix's part (pairs.cuh)
   bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };

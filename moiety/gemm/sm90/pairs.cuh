@@ -56,9 +56,8 @@ class PairWalk {
 
 // The walk of a block, or of a pair of blocks, over its tiles.
 template <GemmOp kOp, class L>
-using WalkOf =
-    std::conditional_t<L::kInPairs, PairWalk<L::kColumns>,
-                       TileWalk<kOp, L::kColumns, L::kTileM, L::kEven>>;
+using WalkOf = std::conditional_t<L::kInPairs, PairWalk<L::kColumns>,
+                                  TileWalk<kOp, L::kColumns, L::kTileM, L::kEven>>;
 
 // The table of that walk.
 template <GemmOp kOp, class L>

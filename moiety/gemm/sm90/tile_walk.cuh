@@ -114,7 +114,7 @@ class TileWalk {
 
  private:
   static constexpr int kBand = 16;
-  static constexpr int64_t kLeastEven = 1024;  // elements of the reduction
+  static constexpr int64_t kLeastEven = 1536;  // elements of the reduction
 
   __device__ Tile of_matrix(int64_t index) const {
     Tile t;
