@@ -114,7 +114,10 @@ class TileWalk {
 
  private:
   static constexpr int kBand = 16;
-  static constexpr int64_t kLeastEven = 1536;  // elements of the reduction
+  // From where on rows are dealt out evenly: elements of the reduction, and tiles, since a second tile
+  // of few rows is a third of the work.
+  static constexpr int64_t kEvenDepth = 1536;
+  static constexpr int kEvenTiles = 3;
 
   __device__ Tile of_matrix(int64_t index) const {
     Tile t;
@@ -139,7 +142,7 @@ class TileWalk {
     const auto f = table_.find(g_, static_cast<int>(index / columns_), tiles_of);
     const int tiles = tiles_of(f.rows);
     int height = kTileRows, band = kBand;
-    if (kEven && g_.k >= kLeastEven) {
+    if (kEven && g_.k >= kEvenDepth && tiles >= kEvenTiles) {
       height = pieces(f.rows, tiles);
       band = pieces(tiles, max((tiles + kBand / 2) / kBand, 1));
     }
