@@ -313,7 +313,7 @@ void launch_whole(const LossParams& p, const Stream& stream) {
   const auto kernel = loss_whole<T, kShape.blocks, kShape.warps, kShape.groups>;
   const int device = stream.device().index;
   const int64_t clusters = per_device<KernelNumbers>(device).of(
-      reinterpret_cast<const void*>(kernel),
+      reinterpret_cast<const void*>(kernel), kShape.threads(), kShared,
       [&] { return resident_clusters(kernel, kShape, kShared, device); });
   launch("cross_entropy", kernel,
          {kShape.blocks * std::min(p.rows, clusters), kShape.threads(), kShared}, stream, p);

@@ -1,9 +1,9 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <tuple>
 
 #include "moiety/base/launch.cuh"
+#include "moiety/base/per_device.h"
 #include "moiety/base/trace.h"
 
 namespace moiety::detail {
@@ -23,18 +23,14 @@ void allow_shared(const void* kernel, int device, int64_t bytes) {
 }
 
 int64_t resident_blocks(const void* kernel, int threads, int64_t shared_bytes, int device) {
-  static std::mutex mutex;
-  // Never destroyed, since the CUDA run time may end before it.
-  static auto& known = *new std::map<std::tuple<const void*, int, int64_t, int>, int64_t>;
-  const std::tuple key{kernel, threads, shared_bytes, device};
-  const std::lock_guard lock(mutex);
-  if (const auto at = known.find(key); at != known.end()) return at->second;
-  const CudaDeviceGuard guard(device);
-  allow_shared(kernel, device, shared_bytes);
-  int blocks = 0;
-  MOIETY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-      &blocks, kernel, threads, static_cast<size_t>(shared_bytes)));
-  return known[key] = int64_t{blocks} * gpu_properties(device).multiprocessors;
+  return per_device<KernelNumbers>(device).of(kernel, threads, shared_bytes, [&] {
+    const CudaDeviceGuard guard(device);
+    allow_shared(kernel, device, shared_bytes);
+    int blocks = 0;
+    MOIETY_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel, threads, static_cast<size_t>(shared_bytes)));
+    return int64_t{blocks} * gpu_properties(device).multiprocessors;
+  });
 }
 
 void launch(const char* name, const void* kernel, const LaunchShape& shape, const Stream& stream,

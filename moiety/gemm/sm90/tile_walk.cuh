@@ -119,15 +119,19 @@ class TileWalk {
   static constexpr int64_t kEvenDepth = 1536;
   static constexpr int kEvenTiles = 3;
 
+  // `rows`: of tiles, each of `height` rows, in bands of `band` of them.
+  __device__ void place(Tile& t, int index, int rows, int height, int band) const {
+    const InBands at = in_bands(index, rows, columns_, band);
+    t.row = at.row * height;
+    t.column = at.column * kColumns;
+  }
+
   __device__ Tile of_matrix(int64_t index) const {
     Tile t;
     const int rows = pieces(g_.m, kRows), tiles = rows * columns_;
     if (index >= g_.groups.groups * tiles) return t;
     t.group = static_cast<int>(index / tiles);
-    const InBands at =
-        in_bands(static_cast<int>(index - int64_t{t.group} * tiles), rows, columns_, kBand);
-    t.row = at.row * kRows;
-    t.column = at.column * kColumns;
+    place(t, static_cast<int>(index - int64_t{t.group} * tiles), rows, kRows, kBand);
     t.live = min(static_cast<int>(g_.m) - t.row, kRows);
     const quant::Claim c = claim(g_.groups, t.group);
     t.begin = c.valid ? static_cast<int>(c.begin) : 0;
@@ -146,11 +150,8 @@ class TileWalk {
       height = pieces(f.rows, tiles);
       band = pieces(tiles, max((tiles + kBand / 2) / kBand, 1));
     }
-    const InBands at =
-        in_bands(static_cast<int>(index - int64_t{f.before} * columns_), tiles, columns_, band);
     t.group = f.group;
-    t.row = at.row * height;
-    t.column = at.column * kColumns;
+    place(t, static_cast<int>(index - int64_t{f.before} * columns_), tiles, height, band);
     t.live = min(f.rows - t.row, height);
     t.begin = f.begin;
     t.depth = static_cast<int>(g_.k);
