@@ -235,6 +235,61 @@ TEST(GroupedSm90, LongProductsOfManyRowsTakePairs) {
   EXPECT_FALSE(pairs(GemmOp::kNN, 2048, 4096, 4096, &source, 1));
 }
 
+TEST(GroupedSm90, GroupsOfFewRowsExchangeOperands) {
+  const auto exchanged = [](GemmOp op, int64_t rows, int64_t k, int64_t n, auto&& change,
+                            int64_t multiprocessors = 132) {
+    TileGemm g = product(op);
+    g.groups = {.groups = 32, .capacity = rows * 32};
+    g.k = k;
+    g.n = n;
+    g.epilogue.out_dtype = DType::kBFloat16;
+    g.epilogue.beta.value = 0;
+    change(g);
+    const Kernel kernel = sm90::choose_kernel(g, multiprocessors);
+    EXPECT_TRUE(!kernel.exchanged || kernel == exchanged_kernel(op));
+    return kernel.exchanged;
+  };
+  const auto as_it_is = [](TileGemm&) {};
+  for (const GemmOp op : {GemmOp::kTN, GemmOp::kNN}) {
+    EXPECT_TRUE(exchanged(op, 256, 4096, 7168, as_it_is));
+    EXPECT_TRUE(exchanged(op, 512, 1536, 2048, as_it_is));
+    EXPECT_TRUE(exchanged(op, 128, 2048, 1536, as_it_is));
+    EXPECT_FALSE(exchanged(op, 512, 768, 2048, as_it_is));
+    EXPECT_FALSE(exchanged(op, 64, 4096, 7168, as_it_is));
+    EXPECT_FALSE(exchanged(op, 768, 4096, 7168, as_it_is));
+    EXPECT_FALSE(exchanged(op, 512, 2880, 2880, as_it_is));  // tiles of 192 columns
+    EXPECT_FALSE(exchanged(op, 512, 2048, 2048, as_it_is, 1));
+    EXPECT_FALSE(exchanged(op, 512, 2048, 2048, [](TileGemm& g) { g.epilogue.beta.value = 1; }));
+    EXPECT_FALSE(exchanged(op, 512, 2048, 2048,
+                           [](TileGemm& g) { g.epilogue.out_dtype = DType::kFloat32; }));
+    EXPECT_FALSE(exchanged(op, 512, 2048, 2048, [](TileGemm& g) { g.groups.groups = 1; }));
+    static const int32_t source = 0;
+    EXPECT_FALSE(exchanged(op, 512, 2048, 2048, [](TileGemm& g) { g.a.source = &source; }));
+  }
+  // Of 1024 rows, groups that make up the blocks that there are.
+  EXPECT_TRUE(exchanged(GemmOp::kTN, 1024, 7168, 4096, as_it_is));
+  EXPECT_FALSE(exchanged(GemmOp::kTN, 1024, 7168, 4096, as_it_is, 114));
+  EXPECT_FALSE(exchanged(GemmOp::kTN, 1024, 2048, 4096, as_it_is));
+  EXPECT_FALSE(exchanged(GemmOp::kNN, 1024, 7168, 4096, as_it_is));
+}
+
+TEST(GroupedSm90, PairsOfExchangedOperandsMakeUpWholeGroups) {
+  const auto pairs = [](int64_t rows, int64_t k, int64_t n, int64_t most) {
+    TileGemm g = product(GemmOp::kTN);
+    g.groups = {.groups = 8, .capacity = rows * 8};
+    g.k = k;
+    g.n = n;
+    return sm90::pairs_in_step(g, most);
+  };
+  EXPECT_EQ(pairs(1024, 7168, 4096, 66), 64);  // four pairs of tiles by sixteen columns of them
+  EXPECT_EQ(pairs(256, 7168, 4096, 66), 64);   // one by sixteen: four groups
+  EXPECT_EQ(pairs(384, 7168, 1024, 66), 66);   // one by four, and two of the last row tile: eleven
+  EXPECT_EQ(pairs(1024, 7168, 4096, 60), 60);  // a group is more
+  EXPECT_EQ(pairs(256, 7168, 7168, 66), 66);   // two groups would leave ten over
+  EXPECT_EQ(pairs(256, 2048, 4096, 66), 66);   // a short reduction
+  EXPECT_EQ(pairs(1, 7168, 8, 1), 1);
+}
+
 TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {
   const auto turns = [](int64_t m, int64_t n, auto&& change) {
     TileGemm g = product(GemmOp::kNT);

@@ -14,6 +14,7 @@ struct Case {
   sm90::Gathered gathered;
   DType out;
   float beta;
+  bool scaled = false;  // with bias, scales of it, and alpha
 };
 
 std::vector<Case> cases() {
@@ -29,6 +30,7 @@ std::vector<Case> cases() {
       }
     }
   }
+  out.push_back({GroupedOp::kForward, sm90::Gathered::kNone, DType::kBFloat16, 0, true});
   return out;
 }
 
@@ -43,8 +45,9 @@ class GroupedSm90Gpu : public GpuTest {
 
   // Groups of many sizes with gaps, over [rows, C] and [rows, N], or gathered from fewer rows.
   struct Problem {
-    Problem(const Case& c, int64_t C, int64_t N, bool integers, const Stream& stream)
-        : groups({"", {300, 0, 1, 64, 129, 65, 63, 200}, 5}) {
+    Problem(const Case& c, int64_t C, int64_t N, bool integers, const Stream& stream,
+            const std::vector<int64_t>& counts = {300, 0, 1, 64, 129, 65, 63, 200})
+        : groups({"", counts, 5}) {
       const int64_t rows = groups.capacity(), experts = groups.experts();
       count = Twin(groups().count_E, stream);
       begin = Twin(groups().begin_E1, stream);
@@ -63,7 +66,14 @@ class GroupedSm90Gpu : public GpuTest {
       for (const Twin* x : {&a, &b, &w, &out}) {
         integers ? fill_integers(x->host, ++id, 4) : fill_normal(x->host, ++id);
       }
-      for (const Twin* x : {&count, &begin, &source, &a, &b, &w, &out}) x->upload(stream);
+      bias = Twin(DType::kBFloat16, {experts, N}, stream);
+      bias_scale = Twin(DType::kFloat32, {rows}, stream);
+      for (const Twin* x : {&bias, &bias_scale}) {
+        integers ? fill_integers(x->host, ++id, 4) : fill_normal(x->host, ++id);
+      }
+      for (const Twin* x : {&count, &begin, &source, &a, &b, &w, &out, &bias, &bias_scale}) {
+        x->upload(stream);
+      }
     }
     const Twin& result(const Case& c) const { return c.op == GroupedOp::kWgrad ? w : out; }
     GroupedGemmArgs args(const Case& c, Side side) const {
@@ -77,6 +87,11 @@ class GroupedSm90Gpu : public GpuTest {
       if (c.gathered == sm90::Gathered::kA) args.a.source_R = side(source);
       args.w = side(w);
       args.beta.value = c.beta;
+      if (c.scaled) {
+        args.alpha.value = 2;
+        args.bias_EN = side(bias);
+        args.bias_scale_R = side(bias_scale);
+      }
       if (c.op == GroupedOp::kWgrad) {
         args.b.data = side(b);
         if (c.gathered == sm90::Gathered::kB) args.b.source_R = side(source);
@@ -88,7 +103,7 @@ class GroupedSm90Gpu : public GpuTest {
 
     static constexpr int64_t kSources = 90;
     TestGroups groups;
-    Twin count, begin, source, a, b, w, out;
+    Twin count, begin, source, a, b, w, out, bias, bias_scale;
   };
 
   // The widths of the tiles that there are for the case.
@@ -96,17 +111,39 @@ class GroupedSm90Gpu : public GpuTest {
     if (c.gathered == sm90::Gathered::kB) return {128};
     return {sm90::kTileColumns.begin(), sm90::kTileColumns.end()};
   }
-  // 0 columns: the kernel that is chosen.
-  Tensor run(const Problem& p, const Case& c, int columns, bool turns = false, int sm_limit = 0,
-             int64_t capacity = 0, bool pairs = false) {
+  static sm90::Kernel tile(const Case& c, int columns) {
+    const GemmOp op = c.op == GroupedOp::kForward ? GemmOp::kTN
+                      : c.op == GroupedOp::kDgrad ? GemmOp::kNN
+                                                  : GemmOp::kNT;
+    return {.op = op, .columns = columns, .gathered = c.gathered};
+  }
+  static sm90::Kernel in_turns(const Case& c) {
+    sm90::Kernel kernel = tile(c, 192);
+    kernel.turns = true;
+    return kernel;
+  }
+  static sm90::Kernel in_pairs(const Case& c) {
+    sm90::Kernel kernel = tile(c, 256);
+    kernel.pairs = true;
+    return kernel;
+  }
+  // Whether there is a kernel that exchanges the case's operands.
+  static bool exchanges(const Case& c) {
+    return c.op != GroupedOp::kWgrad && c.gathered == sm90::Gathered::kNone &&
+           c.out == DType::kBFloat16 && c.beta == 0;
+  }
+  static sm90::Kernel exchanged(const Case& c) { return sm90::exchanged_kernel(tile(c, 256).op); }
+
+  // By the kernel that is chosen, or another.
+  Tensor run(const Problem& p, const Case& c, std::optional<sm90::Kernel> other = {},
+             int sm_limit = 0, int64_t capacity = 0) {
     p.result(c).upload(stream);  // as it was before
     TileGemm g = tile_gemm_of(p.args(c, kOnGpu), 0);
     EXPECT_EQ(sm90::refusal(g, gpu_properties(0)).value_or(""), "");
     g.sm_limit = sm_limit;
     if (capacity > 0) g.groups.capacity = capacity;
-    sm90::Kernel kernel = sm90::choose_kernel(g, multiprocessors_of(g, gpu_properties(0)));
-    if (columns > 0) kernel = {kernel.op, columns, kernel.gathered, turns, pairs};
-    const sm90::Start start = sm90::start(g, kernel, stream);
+    const sm90::Kernel chosen = sm90::choose_kernel(g, multiprocessors_of(g, gpu_properties(0)));
+    const sm90::Start start = sm90::start(g, other.value_or(chosen), stream);
     if (sm_limit > 0) EXPECT_LE(start.shape.blocks, sm_limit);
     launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     return p.result(c).download(stream);
@@ -120,21 +157,37 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
       SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, false, stream);
-      const Tensor first = run(p, c, 0);
+      const Tensor first = run(p, c);
       for (const int columns : columns_of(c)) {
-        ASSERT_EQ(difference(run(p, c, columns), first), "") << columns;
+        ASSERT_EQ(difference(run(p, c, tile(c, columns)), first), "") << columns;
       }
       if (c.op == GroupedOp::kWgrad && c.gathered == sm90::Gathered::kNone) {
-        ASSERT_EQ(difference(run(p, c, 192, true), first), "") << "in turns";
-        ASSERT_EQ(difference(run(p, c, 192, true, 3), first), "") << "in turns, 3 multiprocessors";
+        ASSERT_EQ(difference(run(p, c, in_turns(c)), first), "") << "in turns";
+        ASSERT_EQ(difference(run(p, c, in_turns(c), 3), first), "")
+            << "in turns, 3 multiprocessors";
       }
-      if (sm90::has_pairs(tile_gemm_of(p.args(c, kOnGpu), 0).op, c.gathered, 256)) {
-        ASSERT_EQ(difference(run(p, c, 256, false, 0, 0, true), first), "") << "pairs";
-        ASSERT_EQ(difference(run(p, c, 256, false, 5, 0, true), first), "") << "two pairs";
+      if (sm90::has_pairs(tile(c, 256).op, c.gathered, 256)) {
+        ASSERT_EQ(difference(run(p, c, in_pairs(c)), first), "") << "pairs";
+        ASSERT_EQ(difference(run(p, c, in_pairs(c), 5), first), "") << "two pairs";
       }
-      ASSERT_EQ(difference(run(p, c, 0, false, 7), first), "") << "7 multiprocessors";
-      ASSERT_EQ(difference(run(p, c, 0), first), "") << "again";
+      if (exchanges(c)) {
+        ASSERT_EQ(difference(run(p, c, exchanged(c)), first), "") << "exchanged";
+        ASSERT_EQ(difference(run(p, c, exchanged(c), 5), first), "") << "exchanged, two pairs";
+      }
+      ASSERT_EQ(difference(run(p, c, {}, 7), first), "") << "7 multiprocessors";
+      ASSERT_EQ(difference(run(p, c), first), "") << "again";
     }
+  }
+}
+
+// Exchanged operands have a product for each number of rows.
+TEST_F(GroupedSm90Gpu, ExchangedRowsOfEveryNumberHaveEqualBits) {
+  for (const Case& c : cases()) {
+    if (!exchanges(c)) continue;
+    const Problem p(
+        c, 72, 776, false, stream,
+        {8, 32, 33, 63, 65, 96, 97, 104, 105, 111, 113, 120, 121, 128, 130, 136, 137, 700});
+    ASSERT_EQ(difference(run(p, c, exchanged(c)), run(p, c, tile(c, 128))), "") << int(c.op);
   }
 }
 
@@ -147,7 +200,7 @@ TEST_F(GroupedSm90Gpu, SumsOfZerosHaveEqualBits) {
     fill(p.a.host, 0);
     fill(p.b.host, -1);
     for (const Twin* x : {&p.a, &p.b}) x->upload(stream);
-    ASSERT_EQ(difference(run(p, c, 192, true), run(p, c, 192)), "");
+    ASSERT_EQ(difference(run(p, c, in_turns(c)), run(p, c, tile(c, 192))), "");
   }
 }
 
@@ -165,7 +218,8 @@ TEST_F(GroupedSm90Gpu, SumsAreThoseOfTheCache) {
         p.a.upload(stream);
       }
       for (const int columns : columns_of(c)) {
-        ASSERT_EQ(difference(run(p, c, columns), run(p, c, columns, false, 0, kManyRows)), "");
+        ASSERT_EQ(
+            difference(run(p, c, tile(c, columns)), run(p, c, tile(c, columns), 0, kManyRows)), "");
       }
     }
   }
@@ -177,9 +231,12 @@ TEST_F(GroupedSm90Gpu, EqualsTheReferenceOnIntegers) {
       SCOPED_TRACE(text("op {} gathered {} {} beta {}, C {} N {}", int(c.op), int(c.gathered),
                         name(c.out), c.beta, C, N));
       const Problem p(c, C, N, true, stream);
-      const Tensor got = run(p, c, 0);
+      const Tensor got = run(p, c);
       grouped_gemm_reference(p.args(c, kHost));
       ASSERT_EQ(difference(got, p.result(c).host), "");
+      if (exchanges(c)) {
+        ASSERT_EQ(difference(run(p, c, exchanged(c)), got), "") << "exchanged";
+      }
     }
   }
 }
@@ -188,12 +245,18 @@ TEST_F(GroupedSm90Gpu, ReadsOnlyLiveRows) {
   for (const Case& c : cases()) {
     if (c.beta != 0 || c.gathered != sm90::Gathered::kNone) continue;
     const Problem p(c, 1608, 1544, true, stream);
-    const Tensor clean = run(p, c, 0);
+    const Tensor clean = run(p, c);
+    if (exchanges(c)) {
+      ASSERT_EQ(difference(run(p, c, exchanged(c)), clean), "") << "exchanged";
+    }
     for (const Twin* x : {&p.a, &p.b}) {
       p.groups.fill_dead_rows(x->host, NAN);
       x->upload(stream);
     }
-    ASSERT_EQ(difference(run(p, c, 0), clean), "") << int(c.op);
+    ASSERT_EQ(difference(run(p, c), clean), "") << int(c.op);
+    if (exchanges(c)) {
+      ASSERT_EQ(difference(run(p, c, exchanged(c)), clean), "") << "exchanged";
+    }
   }
 }
 

@@ -13,6 +13,7 @@ struct FusedStages {
   static constexpr bool kGathers = kGathersRows, kInPairs = kBlocksInPairs;
   static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
   static constexpr bool kEven = false;                    // TileWalk
+  using Rows = WholeTiles;                                // PairWalk
   static constexpr int kTileM = kTileRows;
   static constexpr bool kWarpsLoad = true;  // not one thread alone
   static constexpr int kHalves = 1;         // times 64 rows, of a group that multiplies

@@ -144,7 +144,30 @@ bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors
          suits_pairs(g) && g.k * g.n <= kMostInPairs;
 }
 
+// Products that are faster with operands exchanged: of groups whose rows fill a few tiles badly, or of
+// which a few make up all blocks, in tiles of many steps, whose last ones are stored beside no products.
+bool takes_exchanged(const Product& g, int64_t multiprocessors) {
+  constexpr int64_t kFewest = 96, kFew = 640, kMost = 1152, kLeast = 1536;
+  if (g.op == GemmOp::kNT || g.a.source || adds(g.epilogue) ||
+      g.epilogue.out_dtype != DType::kBFloat16 || g.groups.groups < 2 || g.k < kLeast ||
+      multiprocessors < kPair) {
+    return false;
+  }
+  const int64_t rows = g.groups.capacity / g.groups.groups, pairs = multiprocessors / kPair;
+  return rows >= kFewest && (rows <= kFew || (rows <= kMost && g.op == GemmOp::kTN &&
+                                              pairs_in_step(g, pairs) != pairs));
+}
+
 }  // namespace
+
+int64_t pairs_in_step(const Product& g, int64_t most) {
+  constexpr int64_t kLeast = 4096;
+  const int64_t tiles = ceil_div(ceil_div(g.groups.capacity, g.groups.groups), kExchangedRows);
+  const int64_t columns = ceil_div(g.n, kTileColumns.back());
+  const int64_t pairs = tiles / kPair * columns + tiles % kPair * ceil_div(columns, kPair);
+  const int64_t whole = most / pairs * pairs;
+  return g.k >= kLeast && whole * 16 >= most * 15 ? whole : most;
+}
 
 FusedKernel choose_fused(const Product& g, bool gated) {
   if (holds(g, gated)) return {kHeldColumns, !g.a.source || (g.sm_limit != 1 && suits_pairs(g))};
@@ -162,6 +185,9 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   }
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
+  }
+  if (kernel.columns == kTileColumns.back() && takes_exchanged(product, multiprocessors)) {
+    return exchanged_kernel(product.op);
   }
   kernel.pairs = takes_pairs(product, kernel, multiprocessors);
   return kernel;

@@ -132,7 +132,18 @@ __device__ __forceinline__ void load_tiles(TileLoader& loader, const TileGemm& g
   loader.end();
 }
 
-template <GemmOp kOp, Gathered kGathered, class L>
+// A group that multiplies, and stores what it has.
+template <GemmOp kOp, class L>
+struct Multiplier {
+  __device__ static void run(const Maps& maps, const TileGemm& g, uint32_t base, const Tile* tiles,
+                             int group) {
+    Storer<kOp, L::kColumns, L> results(g, maps, base, group);
+    multiply_tiles<kOp, L>(base, tiles, group, results);
+    results.end();
+  }
+};
+
+template <GemmOp kOp, Gathered kGathered, class L, class Multiplies = Multiplier<kOp, L>>
 __device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g) {
   constexpr bool kGathers = L::kGathers;
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -148,16 +159,14 @@ __device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g
   if constexpr (L::kInPairs) cluster_meet();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role >= kGroups) {
-    give_registers<L::kManyLoaders ? 48 : kGathers ? 56 : 40>();
+    give_registers<L::kLoadRegisters>();
     const bool first = threadIdx.x == kGroups * kWarpGroup;
     if (!kGathers && !first) return;
     Loader<kOp, L::kColumns, kGathered, L> loader(g, maps, base);
     load_tiles<kOp, L>(loader, g, tiles, *table, first);
   } else {
-    take_registers<L::kManyLoaders ? 208 : kGathers ? 224 : 232>();
-    Storer<kOp, L::kColumns, L> results(g, maps, base, role);
-    multiply_tiles<kOp, L>(base, tiles, role, results);
-    results.end();
+    take_registers<L::kMultiplyRegisters>();
+    Multiplies::run(maps, g, base, tiles, role);
   }
 }
 

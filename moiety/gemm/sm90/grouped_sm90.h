@@ -25,8 +25,9 @@ struct Kernel {
   int columns;  // of a tile; its rows are 128
   Gathered gathered;
   bool turns = false;       // kNT: two groups multiply in turns, a tile each
-  bool pairs = false;       // of gathered rows: blocks share the matrix's part (pairs.cuh)
+  bool pairs = false;       // blocks share the matrix's part (pairs.cuh)
   bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
+  bool exchanged = false;   // of rows in order, in pairs: so is that of a tile (exchanged.cuh)
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
@@ -42,6 +43,17 @@ inline constexpr int64_t kMostInPairs = int64_t{1} << 25;  // elements of a matr
 constexpr bool has_pairs(GemmOp op, Gathered gathered, int columns) {
   return columns == kTileColumns.back() && gathered == Gathered::kA && op != GemmOp::kNT;
 }
+
+// Of exchanged operands: the most rows of a tile, and of those that are stored at a time.
+inline constexpr int kExchangedRows = 136, kExchangedBox = 48;
+constexpr Kernel exchanged_kernel(GemmOp op) {
+  return {.op = op, .columns = 256, .gathered = Gathered::kNone, .pairs = true, .exchanged = true};
+}
+
+// The pairs of blocks for that, of at most so many: as many as a group of the average size has pairs of
+// tiles, or several such groups, if this leaves few over. Blocks that work at the same time then share
+// operands.
+int64_t pairs_in_step(const Product& product, int64_t most);
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
 std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);

@@ -10,7 +10,7 @@ namespace {
 const KernelLaunch& launch_of(const Kernel& chosen) {
   for (const auto& table : {forward_launches(), forward_gathered_launches(), dgrad_launches(),
                             dgrad_gathered_launches(), wgrad_launches(), wgrad_gathered_launches(),
-                            wgrad_turns_launches(), pairs_launches()}) {
+                            wgrad_turns_launches(), pairs_launches(), exchanged_launches()}) {
     for (const KernelLaunch& row : table) {
       if (row.is == chosen) return row;
     }
@@ -74,6 +74,13 @@ LaunchShape shape_of(const TileGemm& g, int64_t tiles, int together, int threads
   return {together * std::min(tiles, processors / together), threads, shared_bytes};
 }
 
+// Rows come in boxes of as many as a tile may have, and leave in others.
+void exchange(Maps& maps, const TileGemm& g) {
+  const Epilogue& e = g.epilogue;
+  maps.a = ragged_map(g.a.data, g.dtype, g.k, g.a.stride, kExchangedRows);
+  maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, kExchangedBox);
+}
+
 }  // namespace
 
 Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
@@ -85,8 +92,13 @@ Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const int rows = kernel.transposed ? kTileRows : tile_rows(g.op, kernel.gathered);
   const int64_t tiles = tile_bound(g, rows, row.is.columns);
   const int together = row.is.pairs ? kPair : 1;
-  return {row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
-          maps_of(g, row.is.columns / together, kBox / together, kernel.transposed)};
+  Start it{row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
+           maps_of(g, row.is.columns / together, kBox / together, kernel.transposed)};
+  if (kernel.exchanged) {
+    exchange(it.maps, g);
+    it.shape.blocks = kPair * pairs_in_step(g, it.shape.blocks / kPair);
+  }
+  return it;
 }
 
 namespace {

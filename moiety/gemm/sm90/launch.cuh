@@ -35,6 +35,7 @@ std::span<const KernelLaunch> wgrad_launches();
 std::span<const KernelLaunch> wgrad_gathered_launches();
 std::span<const KernelLaunch> wgrad_turns_launches();
 std::span<const KernelLaunch> pairs_launches();
+std::span<const KernelLaunch> exchanged_launches();
 
 // Those of fused.h.
 struct FusedMaps {

@@ -10,7 +10,14 @@
 
 namespace moiety::gemm::sm90 {
 
-template <int kColumns>
+// How a group's rows are dealt out to its tiles: as many as fit, or the rest.
+struct WholeTiles {
+  __device__ static int tiles_of(int rows) { return pieces(rows, kTileRows); }
+  __device__ static int begin(int, int, int tile) { return tile * kTileRows; }
+};
+
+// kColumns: of a tile, which has Rows.
+template <int kColumns, class Rows>
 class PairWalk {
  public:
   __device__ PairWalk(const TileGemm& g, const GroupTable& table)
@@ -18,7 +25,7 @@ class PairWalk {
 
   // Pairs of tiles of a group's rows.
   __device__ static int tiles_of(int rows, int columns) {
-    const int tiles = pieces(rows, kTileRows);
+    const int tiles = Rows::tiles_of(rows);
     return tiles / kPair * columns + tiles % kPair * pieces(columns, kPair);
   }
   // This block's tile of a pair. One that does not exist has no rows that live.
@@ -27,7 +34,7 @@ class PairWalk {
     if (index >= table_.before[GroupTable::kChunks]) return t;
     const auto f = table_.find(g_, static_cast<int>(index),
                                [&](int rows) { return tiles_of(rows, columns_); });
-    const int tiles = pieces(f.rows, kTileRows), inner = static_cast<int>(index) - f.before;
+    const int tiles = Rows::tiles_of(f.rows), inner = static_cast<int>(index) - f.before;
     const int together = tiles / kPair * columns_;
     t.shared = inner < together;
     int row = tiles - 1, column = (inner - together) * kPair + rank_;
@@ -37,9 +44,9 @@ class PairWalk {
       column = at.column;
     }
     t.group = f.group;
-    t.row = row * kTileRows;
+    t.row = Rows::begin(f.rows, tiles, row);
     t.column = column * kColumns;
-    t.live = column < columns_ ? min(f.rows - t.row, kTileRows) : 0;
+    t.live = column < columns_ ? min(f.rows, Rows::begin(f.rows, tiles, row + 1)) - t.row : 0;
     t.begin = f.begin;
     t.depth = static_cast<int>(g_.k);
     t.steps = pieces(g_.k, kDepth);
@@ -56,7 +63,7 @@ class PairWalk {
 
 // The walk of a block, or of a pair of blocks, over its tiles.
 template <GemmOp kOp, class L>
-using WalkOf = std::conditional_t<L::kInPairs, PairWalk<L::kColumns>,
+using WalkOf = std::conditional_t<L::kInPairs, PairWalk<L::kColumns, typename L::Rows>,
                                   TileWalk<kOp, L::kColumns, L::kTileM, L::kEven>>;
 
 // The table of that walk.

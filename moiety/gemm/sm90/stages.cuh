@@ -22,11 +22,14 @@ struct Layout {
   static constexpr bool kGathers = kGathered != Gathered::kNone, kInPairs = kPairs;
   static constexpr int kTogether = kPairs ? kPair : 1;  // blocks
   static constexpr bool kEven = true;                   // TileWalk
+  using Rows = WholeTiles;                              // PairWalk
   // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
   // for products of all columns of a tile, which read less of the shared memory.
   static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;
   static constexpr int kLoaders = kManyLoaders ? 2 * kWarpGroup : kWarpGroup;  // threads
   static constexpr int kThreads = kGroups * kWarpGroup + kLoaders;
+  static constexpr int kLoadRegisters = kManyLoaders ? 48 : kGathers ? 56 : 40;
+  static constexpr int kMultiplyRegisters = kManyLoaders ? 208 : kGathers ? 224 : 232;
   static constexpr int kTileM = tile_rows(kOp, kGathered);       // rows of a tile
   static constexpr int kArrivals = kGathers ? kLoaders + 1 : 1;  // that fill a stage
   static constexpr bool kWarpsLoad = kGathers;                   // not one thread alone

@@ -6,6 +6,20 @@
 
 namespace moiety::gemm::sm90 {
 
+// The transpose of a warp's 16 rows of `kEights` times 8 columns of bf16, in a box of as many rows of
+// 128 bytes, of which other warps write the rest.
+template <int kEights>
+__device__ __forceinline__ void write_transposed_box(uint32_t to, const uint32_t* words, int warp,
+                                                     int lane) {
+  const int in_eight = lane % 8, piece = 2 * warp + lane / 8 % 2;
+  to += (lane / 16 * 8 + in_eight) * 128 + (piece ^ in_eight) * 16;
+#pragma unroll
+  for (int j = 0; j < kEights; j += 2) {
+    store_transposed(to + j * 8 * 128, words[2 * j], words[2 * j + 1], words[2 * j + 2],
+                     words[2 * j + 3]);
+  }
+}
+
 template <GemmOp kOp, int kColumns, class L>
 class Storer {
  public:
@@ -263,15 +277,6 @@ class Storer {
                  matrix_place(g_, maps_.matrices, t.group, column + i, row));
     }
   }
-  __device__ void write_transposed(uint32_t to, const uint32_t* words) const {
-    const int in_eight = lane_ % 8, piece = 2 * warp_ + lane_ / 8 % 2;
-    to += (lane_ / 16 * 8 + in_eight) * 128 + (piece ^ in_eight) * 16;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      store_transposed(to + j * 8 * 128, words[2 * j], words[2 * j + 1], words[2 * j + 2],
-                       words[2 * j + 3]);
-    }
-  }
   __device__ void write_transposed(uint32_t to, int row, int column, float v) const {
     const uint32_t at =
         column / 32 * (kPiece / 2) + row * 128 + (column % 32 / 4 ^ row % 8) * 16 + column % 4 * 4;
@@ -279,7 +284,7 @@ class Storer {
   }
 
   __device__ void write_box(uint32_t to, const uint32_t* words) const {
-    if constexpr (L::kTransposed) return write_transposed(to, words);
+    if constexpr (L::kTransposed) return write_transposed_box<8>(to, words, warp_, lane_);
     const int row = 16 * warp_ + lane_ % 16;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {

@@ -28,101 +28,76 @@ __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t next_bloc
   return kSwizzle128 | kNextAtom | uint64_t{next_block >> 4} << 16 | (address & 0x3FFFF) >> 4;
 }
 
-// d = a b, and with `add` d + a b. Turned: the reduction runs along the operand's rows.
-template <bool kATurned, bool kBTurned>
-__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, %67, %68;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(kATurned)), "n"(int(kBTurned)));
-}
-template <bool kATurned, bool kBTurned>
-__device__ __forceinline__ void multiply(float (&d)[96], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-      "%96, %97, p, 1, 1, %99, %100;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(kATurned)), "n"(int(kBTurned)));
-}
-template <bool kATurned, bool kBTurned>
-__device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127}, "
-      "%128, %129, p, 1, 1, %131, %132;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(kATurned)), "n"(int(kBTurned)));
+// d = a b, and with `add` d + a b, of so many columns. Turned: the reduction runs along the operand's
+// rows. A product of each number of columns is an instruction of its own, with half as many sums; more
+// sums than that are left as they are.
+template <int kColumns>
+struct Wgmma;
+
+#define MOIETY_4_SUMS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MOIETY_16_SUMS(i) \
+  MOIETY_4_SUMS(i), MOIETY_4_SUMS(i + 4), MOIETY_4_SUMS(i + 8), MOIETY_4_SUMS(i + 12)
+#define MOIETY_48_SUMS MOIETY_16_SUMS(0), MOIETY_16_SUMS(16), MOIETY_16_SUMS(32)
+#define MOIETY_64_SUMS MOIETY_48_SUMS, MOIETY_16_SUMS(48)
+#define MOIETY_96_SUMS MOIETY_64_SUMS, MOIETY_16_SUMS(64), MOIETY_16_SUMS(80)
+#define MOIETY_16_NAMES "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MOIETY_24_NAMES MOIETY_16_NAMES ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define MOIETY_32_NAMES MOIETY_24_NAMES ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define MOIETY_40_NAMES MOIETY_32_NAMES ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define MOIETY_48_NAMES MOIETY_40_NAMES ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define MOIETY_52_NAMES MOIETY_48_NAMES ", %48, %49, %50, %51"
+#define MOIETY_56_NAMES MOIETY_52_NAMES ", %52, %53, %54, %55"
+#define MOIETY_60_NAMES MOIETY_56_NAMES ", %56, %57, %58, %59"
+#define MOIETY_64_NAMES MOIETY_60_NAMES ", %60, %61, %62, %63"
+#define MOIETY_68_NAMES MOIETY_64_NAMES ", %64, %65, %66, %67"
+#define MOIETY_96_NAMES                                                                \
+  MOIETY_64_NAMES                                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MOIETY_128_NAMES                                                                           \
+  MOIETY_96_NAMES                                                                                  \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// `at_a` to `at_turned_b`: the numbers of the operands after the sums.
+#define MOIETY_WGMMA(columns, names, at_a, at_b, at_add, at_turned_a, at_turned_b, ...)         \
+  template <>                                                                                   \
+  struct Wgmma<columns> {                                                                       \
+    template <bool kATurned, bool kBTurned, int kHeld>                                          \
+    static __device__ __forceinline__ void run(float (&d)[kHeld], uint64_t a, uint64_t b,       \
+                                               bool add) {                                      \
+      static_assert(kHeld >= columns / 2);                                                      \
+      asm volatile(                                                                             \
+          "{\n"                                                                                 \
+          ".reg .pred p;\n"                                                                     \
+          "setp.ne.b32 p, %" #at_add                                                            \
+          ", 0;\n"                                                                              \
+          "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, %" #at_a \
+          ", %" #at_b ", p, 1, 1, %" #at_turned_a ", %" #at_turned_b                            \
+          ";\n"                                                                                 \
+          "}"                                                                                   \
+          : __VA_ARGS__                                                                         \
+          : "l"(a), "l"(b), "r"(int(add)), "n"(int(kATurned)), "n"(int(kBTurned)));             \
+    }                                                                                           \
+  }
+MOIETY_WGMMA(32, MOIETY_16_NAMES, 16, 17, 18, 19, 20, MOIETY_16_SUMS(0));
+MOIETY_WGMMA(64, MOIETY_32_NAMES, 32, 33, 34, 35, 36, MOIETY_16_SUMS(0), MOIETY_16_SUMS(16));
+MOIETY_WGMMA(96, MOIETY_48_NAMES, 48, 49, 50, 51, 52, MOIETY_48_SUMS);
+MOIETY_WGMMA(104, MOIETY_52_NAMES, 52, 53, 54, 55, 56, MOIETY_48_SUMS, MOIETY_4_SUMS(48));
+MOIETY_WGMMA(112, MOIETY_56_NAMES, 56, 57, 58, 59, 60, MOIETY_48_SUMS, MOIETY_4_SUMS(48),
+             MOIETY_4_SUMS(52));
+MOIETY_WGMMA(120, MOIETY_60_NAMES, 60, 61, 62, 63, 64, MOIETY_48_SUMS, MOIETY_4_SUMS(48),
+             MOIETY_4_SUMS(52), MOIETY_4_SUMS(56));
+MOIETY_WGMMA(128, MOIETY_64_NAMES, 64, 65, 66, 67, 68, MOIETY_64_SUMS);
+MOIETY_WGMMA(136, MOIETY_68_NAMES, 68, 69, 70, 71, 72, MOIETY_64_SUMS, MOIETY_4_SUMS(64));
+MOIETY_WGMMA(192, MOIETY_96_NAMES, 96, 97, 98, 99, 100, MOIETY_96_SUMS);
+MOIETY_WGMMA(256, MOIETY_128_NAMES, 128, 129, 130, 131, 132, MOIETY_96_SUMS, MOIETY_16_SUMS(96),
+             MOIETY_16_SUMS(112));
+#undef MOIETY_WGMMA
+
+// Of as many columns as there are sums for.
+template <bool kATurned, bool kBTurned, int kHeld>
+__device__ __forceinline__ void multiply(float (&d)[kHeld], uint64_t a, uint64_t b, bool add) {
+  Wgmma<2 * kHeld>::template run<kATurned, kBTurned>(d, a, b, add);
 }
 
 }  // namespace moiety::gemm::sm90

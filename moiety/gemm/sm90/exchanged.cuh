@@ -1,0 +1,205 @@
+// Products of rows in order, by pairs of blocks, with operands exchanged: each group that multiplies has
+// 128 of the tile's 256 columns as rows of its products, and the tile's rows as their columns, of which
+// there may be any multiple of 8 up to kExchangedRows. Where groups have few rows that is better than
+// tiles of 128 rows, the last of which are half empty on average.
+#pragma once
+
+#include "moiety/gemm/sm90/grouped_sm90.cuh"
+
+namespace moiety::gemm::sm90 {
+
+// Tiles of equally many rows, a multiple of 8, but for the last: its block waits for that of the tile
+// before it, so that all pairs of a group take the same time. Tiles of, say, 128 or 136 rows do not, and
+// pairs drift apart until they read nothing together.
+struct EvenEights {
+  __device__ static int tiles_of(int rows) { return pieces(rows, kExchangedRows); }
+  __device__ static int begin(int rows, int tiles, int tile) {
+    return tile * (pieces(pieces(rows, tiles), 8) * 8);
+  }
+};
+
+template <GemmOp kOp>
+struct ExchangedLayout : Layout<kOp, 256, Gathered::kNone, true> {
+  using Base = Layout<kOp, 256, Gathered::kNone, true>;
+  using Rows = EvenEights;
+  static constexpr int kTileM = kExchangedRows;
+  static constexpr int kLoadRegisters = 56, kMultiplyRegisters = 224;
+  static constexpr int kHalves = 2;  // times 64 columns, of a group that multiplies
+  static constexpr int kA = kTileM * kDepth * 2;
+  static constexpr int kStage = kA + Base::kB;
+  static constexpr int kStages = 4;
+  static constexpr int kBuffers = 2;  // of a group
+  static constexpr int kBuffer = kExchangedBox * 128;
+  static constexpr int kStore = kStages * kStage;
+  static constexpr int kBarriers = kStore + kGroups * kBuffers * kBuffer;
+  static constexpr int kTiles = kBarriers + 2 * kStages * 8;
+  static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
+  static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
+  static_assert(kBytes <= 227 * 1024);
+};
+
+// The results of a group, twice 64 columns of the tile, which leave in boxes of kExchangedBox rows.
+template <GemmOp kOp, class L>
+class ExchangedStorer {
+ public:
+  static constexpr int kHeld = L::kTileM / 2;  // sums of a thread for 64 columns
+  using Sums = float[L::kHalves][kHeld];
+
+  __device__ ExchangedStorer(const TileGemm& g, const Maps& maps, uint32_t base, int group)
+      : g_(g),
+        maps_(maps),
+        e_(g.epilogue),
+        buffers_(base + L::kStore + group * L::kBuffers * L::kBuffer),
+        group_(group),
+        warp_(__shfl_sync(~0u, threadIdx.x % kWarpGroup / 32, 0)),
+        lane_(threadIdx.x % 32) {}
+
+  __device__ void store(const Tile& t, Sums& d) {
+    const int64_t group = g_.groups.first + t.group;
+    const float a_scale = e_.a_scale.of(group), b_scale = e_.b_scale.of(group);
+    const float alpha = e_.alpha.of(group);
+#pragma unroll
+    for (int half = 0; half < L::kHalves; ++half) {
+      if (a_scale != 1 || b_scale != 1 || alpha != 1) {
+#pragma unroll
+        for (float& v : d[half]) v = __fmul_rn(__fmul_rn(__fmul_rn(v, a_scale), b_scale), alpha);
+      }
+      const int column = t.column + (group_ * L::kHalves + half) * 64;
+      if (kOp == GemmOp::kTN && e_.bias) add_bias(t, column, d[half], group);
+#pragma unroll
+      for (int row = 0; row < L::kTileM; row += kExchangedBox) {
+        if (row < t.live) store_box(t, column, row, &d[half][row / 2]);
+      }
+    }
+  }
+  // Waits until all that was stored has left shared memory.
+  __device__ void end() const {
+    if (sends()) wait_stores_read<0>();
+  }
+
+ private:
+  __device__ bool sends() const { return threadIdx.x % kWarpGroup == 0; }
+  // kExchangedBox rows of 64 columns, or as many as the tile has.
+  __device__ void store_box(const Tile& t, int column, int row, const float* d) {
+    const uint32_t to = buffers_ + buffer_ * L::kBuffer;
+    buffer_ = (buffer_ + 1) % L::kBuffers;
+    if (sends()) wait_stores_read<L::kBuffers - 1>();
+    meet(1 + group_, kWarpGroup);
+    uint32_t words[kExchangedBox / 4];
+#pragma unroll
+    for (int i = 0; i < kExchangedBox / 4; ++i) {
+      words[i] = row + 4 * i < L::kTileM ? bf16_word(d[2 * i], d[2 * i + 1]) : 0;
+    }
+    write_transposed_box<kExchangedBox / 8>(to, words, warp_, lane_);
+    fence_for_engines();
+    meet(1 + group_, kWarpGroup);
+    if (!sends()) return;
+    store_tile(maps_.out, to, ragged_place(column, t.begin + t.row + row, t.live - row));
+    commit_stores();
+  }
+  __device__ void add_bias(const Tile& t, int first, float (&d)[kHeld], int64_t group) const {
+    const auto* scales = static_cast<const float*>(e_.bias_scale);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = first + 16 * warp_ + 8 * half + lane_ / 4;
+      const float bias =
+          column < g_.n ? read_element(e_.bias, e_.bias_dtype, group * g_.n + column) : 0;
+#pragma unroll
+      for (int j = 0; j < L::kTileM / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = 8 * j + lane_ % 4 * 2 + i;
+          const float scale = scales && row < t.live ? scales[t.begin + t.row + row] : 1;
+          float& v = d[4 * j + 2 * half + i];
+          v = fmaf(bias, scale, v);
+        }
+      }
+    }
+  }
+
+  const TileGemm& g_;
+  const Maps& maps_;
+  const Epilogue& e_;
+  uint32_t buffers_;
+  int group_, warp_, lane_, buffer_ = 0;
+};
+
+// Calls run(n) for a number n of columns, a constant, that a product has and that is not less.
+template <class Run>
+__device__ __forceinline__ void with_columns(int live, Run&& run) {
+  const auto of = [&]<int kColumns> { run(std::integral_constant<int, kColumns>()); };
+  if (live <= 32) return of.template operator()<32>();
+  if (live <= 64) return of.template operator()<64>();
+  switch (pieces(live, 8)) {
+    default:
+      return of.template operator()<96>();
+    case 13:
+      return of.template operator()<104>();
+    case 14:
+      return of.template operator()<112>();
+    case 15:
+      return of.template operator()<120>();
+    case 16:
+      return of.template operator()<128>();
+    case 17:
+      return of.template operator()<136>();
+  }
+}
+
+template <GemmOp kOp, class L>
+struct ExchangedMultiplier {
+  __device__ static void run(const Maps& maps, const TileGemm& g, uint32_t base, const Tile* tiles,
+                             int group) {
+    constexpr bool kTurned = kOp == GemmOp::kNN;  // the matrix
+    constexpr int kStep = kTurned ? 16 * 128 : 32;
+    ExchangedStorer<kOp, L> results(g, maps, base, group);
+    Ring<L> ring{base}, last{base};
+    for (int n = 0;; ++n) {
+      await_stage(ring);
+      const Tile t = tiles[n % kTilesAhead];
+      if (t.group < 0) break;
+      typename ExchangedStorer<kOp, L>::Sums d = {};  // a product writes as many as it has columns
+      with_columns(t.live, [&](auto columns) {
+        for (int step = 0; step < t.steps; ++step) {
+          if (step > 0) await_stage(ring);
+          products_begin();
+#pragma unroll
+          for (int k = 0; k < kDepth / 16; ++k) {
+#pragma unroll
+            for (int half = 0; half < L::kHalves; ++half) {
+              const uint32_t part = ring.b() + (L::kHalves * group + half) * kPiece;
+              Wgmma<columns.value>::template run<kTurned, false>(
+                  d[half], operand(part + k * kStep, kPiece), operand(ring.a() + k * 32, kPiece),
+                  step > 0 || k > 0);
+            }
+          }
+          products_commit();
+          ring.next();
+          products_wait<1>();
+          if (step > 0) release_stage(last);
+        }
+        products_wait<0>();
+      });
+      release_stage(last);
+      results.store(t, d);
+    }
+    results.end();
+  }
+};
+
+template <GemmOp kOp>
+__global__ void __launch_bounds__(ExchangedLayout<kOp>::kThreads, 1) __cluster_dims__(kPair, 1, 1)
+    grouped_exchanged(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
+  using L = ExchangedLayout<kOp>;
+  run_products<kOp, Gathered::kNone, L, ExchangedMultiplier<kOp, L>>(maps, g);
+  __syncwarp();
+  cluster_meet();  // the other block's loads arrive in this one
+}
+
+template <GemmOp kOp>
+KernelLaunch launch_of_exchanged() {
+  using L = ExchangedLayout<kOp>;
+  return {exchanged_kernel(kOp), grouped_exchanged<kOp>, L::kThreads, L::kBytes};
+}
+
+}  // namespace moiety::gemm::sm90

@@ -1,0 +1,11 @@
+#include "moiety/gemm/sm90/exchanged.cuh"
+
+namespace moiety::gemm::sm90 {
+
+std::span<const KernelLaunch> exchanged_launches() {
+  static const KernelLaunch table[] = {launch_of_exchanged<GemmOp::kTN>(),
+                                       launch_of_exchanged<GemmOp::kNN>()};
+  return table;
+}
+
+}  // namespace moiety::gemm::sm90
