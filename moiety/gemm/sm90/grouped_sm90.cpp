@@ -144,8 +144,8 @@ bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors
          suits_pairs(g) && g.k * g.n <= kMostInPairs;
 }
 
-// Products that are faster with operands exchanged: of groups whose rows fill a few tiles badly, or of
-// which a few make up all blocks, in tiles of many steps, whose last ones are stored beside no products.
+// Products that are faster with operands exchanged: long ones of groups whose rows fill a few tiles
+// badly, and forward ones for which whole groups make up the pairs.
 bool takes_exchanged(const Product& g, int64_t multiprocessors) {
   constexpr int64_t kFewest = 96, kFew = 640, kMost = 1152, kLeast = 1536;
   if (g.op == GemmOp::kNT || g.a.source || adds(g.epilogue) ||

@@ -27,7 +27,7 @@ struct Kernel {
   bool turns = false;       // kNT: two groups multiply in turns, a tile each
   bool pairs = false;       // blocks share the matrix's part (pairs.cuh)
   bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
-  bool exchanged = false;   // of rows in order, in pairs: so is that of a tile (exchanged.cuh)
+  bool exchanged = false;   // rows in order, in pairs: a tile's transpose is (exchanged.cuh)
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
