@@ -146,6 +146,9 @@ struct Multiplier {
 template <GemmOp kOp, Gathered kGathered, class L, class Multiplies = Multiplier<kOp, L>>
 __device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g) {
   constexpr bool kGathers = L::kGathers;
+  // A group that asks for more registers than the block has would wait for ever.
+  static_assert(kGroups * kWarpGroup * L::kMultiplyRegisters + L::kLoaders * L::kLoadRegisters <=
+                65536 / L::kThreads / 8 * 8 * L::kThreads);
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t base = shared_address(memory);
   auto* tiles = reinterpret_cast<Tile*>(memory + L::kTiles);
