@@ -197,6 +197,17 @@ inline Tensor random_tensor(DType dtype, std::initializer_list<int64_t> sizes, u
 inline double tera(double amount, double ms) { return amount / ms / 1e9; }
 inline double giga(double amount, double ms) { return amount / ms / 1e6; }
 
+// Whether --only, words by commas, wants rows of this name: one that holds a word, or after = is it.
+inline bool wanted(std::string_view name, std::string_view only) {
+  for (size_t begin = 0; begin <= only.size();) {
+    const std::string_view word = only.substr(begin, only.find(',', begin) - begin);
+    if (word.starts_with('=') ? name == word.substr(1) : name.find(word) != name.npos) return true;
+    begin += word.size() + 1;
+  }
+  return false;
+}
+inline constexpr const char* kOnlyHelp = "rows whose names hold one of these words, or are =NAME";
+
 struct Row {
   std::string name, label;  // "grouped_gemm.fwd", the shape
   double value = 0;

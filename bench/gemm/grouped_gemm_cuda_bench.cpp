@@ -100,7 +100,7 @@ void measure_shape(const ExpertShape& s, const std::string& name, const Measured
     for (Product& p : products(x, dw1, dw2, g.beta)) {
       if (g.dtype == DType::kFloat32 && p.args.op != GroupedOp::kWgrad) continue;
       const std::string title = text("{}{}", p.name, g.name);
-      if (title.find(how.only) == std::string::npos) continue;
+      if (!wanted(title, how.only)) continue;
       if (how.indexed) p.args.w = gemm::GroupedWeight::split(p.args.w.packed());
       const Burst burst = bursts([&] { grouped_gemm(p.args, stream); }, how.steady, stream);
       Row row{"grouped_gemm." + title, name, tera(p.flop, burst.from_rest.ms), "TFLOP/s",
@@ -144,7 +144,7 @@ void run(Options& options) {
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
   options.number("--tokens", tokens, "T in place of the shapes'");
   options.choice("--spread", spread, kSpreads, "how rows are spread over experts");
-  options.word("--only", only, "rows whose names hold this");
+  options.word("--only", only, kOnlyHelp);
   options.flag("--indexed", indexed, "matrices by addresses of their own, not packed");
   options.flag("--steady", steady, "also bursts of a second");
   options.flag("--host", host, "instead what a call costs the host");

@@ -121,10 +121,11 @@ void measure_shape(const ExpertShape& s, const std::string& only, bool steady, c
   const Experts x(s, stream);
   const double one = 2.0 * double(s.rows()) * double(s.model * s.ffn);
   const auto report = [&](const std::string& name, MlpPath path, double flop, auto&& call) {
-    const std::string title = text("grouped_mlp.{} {}", name, gemm::name(path));
-    if (title.find(only) == std::string::npos) return;
+    const std::string title = text("{} {}", name, gemm::name(path));
+    if (!wanted(title, only)) return;
     const Burst burst = bursts(call, steady, stream);
-    Row row{title, s.name, tera(flop, burst.from_rest.ms), "TFLOP/s", burst.from_rest};
+    Row row{"grouped_mlp." + title, s.name, tera(flop, burst.from_rest.ms), "TFLOP/s",
+            burst.from_rest};
     row.device = kGpu;
     gemm::PathReport taken = gemm::choose_grouped_mlp({DType::kBFloat16, s.model, s.ffn}, kGpu);
     taken.require(path);
@@ -161,7 +162,7 @@ void run(Options& options) {
   bool steady = false, list = false;
   options.choice("--device", device, {"cuda"}, "where");
   options.choice("--shape", shape, expert_shape_names(), "one alone; else all");
-  options.word("--only", only, "rows whose names hold this");
+  options.word("--only", only, kOnlyHelp);
   options.flag("--steady", steady, "also bursts of a second");
   options.flag("--list", list, "print the shapes and the routing, for peers");
   if (!options.parse()) return;

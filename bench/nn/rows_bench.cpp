@@ -40,7 +40,7 @@ class Bench {
     stream = Stream::on(device_);
   }
 
-  bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
+  bool wanted(const std::string& name) const { return bench::wanted(name, only_); }
   Tensor empty(DType dtype, std::initializer_list<int64_t> sizes) const {
     return Tensor(dtype, sizes, device_, "operand");
   }
@@ -264,7 +264,7 @@ void run(Options& options) {
   Settings settings;
   options.choice("--device", settings.device, {"cpu", "cuda"}, "where")
       .number("--tokens", settings.tokens, "of a micro-batch (8192 on a GPU, else 512)")
-      .word("--only", settings.only, "rows whose names hold this");
+      .word("--only", settings.only, kOnlyHelp);
   if (!options.parse()) return;
   if (settings.tokens == 0) settings.tokens = settings.device == "cuda" ? 8192 : 512;
   const Bench b(settings);

@@ -92,7 +92,7 @@ class Bench {
   template <class Operation>
   void print(const std::string& name, const std::string& label, int64_t element_bytes,
              Operation&& operation) const {
-    if (name.find(only_) == std::string::npos) return;
+    if (!bench::wanted(name, only_)) return;
     const int64_t bytes = element_bytes * run_elements_, half = bytes / 2;
     const Tensor from(DType::kUInt8, {half}, stream_.device()),
         to(DType::kUInt8, {half}, stream_.device());
@@ -151,7 +151,7 @@ void run(bench::Options& options) {
   int64_t segments = 8;
   std::string only;
   options.number("--segments", segments, "buckets of 32 Mi parameters")
-      .word("--only", only, "rows whose names hold this");
+      .word("--only", only, bench::kOnlyHelp);
   if (!options.parse()) return;
   const Device gpu{DeviceType::kCuda, 0};
   require_device("optimizer_cuda_bench", gpu);

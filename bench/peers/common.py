@@ -19,6 +19,11 @@ def parser():
     return p
 
 
+def wanted(name, only):
+    """Whether --only, words by commas, wants rows of this name: one that holds a word, or after = is it."""
+    return any(name == word[1:] if word.startswith("=") else word in name for word in only.split(","))
+
+
 def serve(round_of_rows):
     rows_out = sys.stdout
     torch = sys.modules.get("torch")

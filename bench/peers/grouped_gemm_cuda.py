@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from common import parser, serve
+from common import parser, serve, wanted
 
 
 def times_of(run):
@@ -130,7 +130,7 @@ class Experts:
 def rows_of(spec, options):
     experts = Experts(spec)
     for name, flop, peers in experts.products():
-        if options.only not in name:
+        if not wanted(name, options.only):
             continue
         for peer, call in peers.items():
             if figures := figures_of(call, flop, f"{name} {experts.case}: no {peer}", options):
@@ -142,7 +142,7 @@ def serve_shapes(rows_of):
     """Serves rows_of(shape, options) for the shapes that our benchmark lists."""
     p = parser()
     p.add_argument("--device", choices=["cuda"], default="cuda")
-    p.add_argument("--only", default="", help="rows whose names hold this")
+    p.add_argument("--only", default="", help="rows whose names hold one of these words, or are =NAME")
     p.add_argument("--steady", action="store_true", help="also a burst of a second")
     a, shapes = p.parse_known_args()  # --shape, --tokens and --spread are our benchmark's
     torch.set_default_device(a.device)

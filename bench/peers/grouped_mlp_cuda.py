@@ -7,6 +7,7 @@ as ours: 0.5 s of rest, 5 runs, the median of 20.
 """
 
 import torch
+from common import wanted
 from grouped_gemm_cuda import figures_of, serve_shapes
 
 
@@ -36,7 +37,8 @@ def rows_of(spec, options):
 
     for peer, run in (("eager", experts), ("torch.compile", torch.compile(experts))):
         for name, share, call in (("forward", 3, forward), ("forward + backward", 9, both)):
-            rows = [row for path in ("sm90", "sm90_fused") if options.only in (row := f"{name} {path}")]
+            rows = [row for path in ("sm90", "sm90_fused")
+                    if wanted(row := f"{name} {path}", options.only)]
             if not rows:
                 continue
             flop = share * 2 * R * D * F

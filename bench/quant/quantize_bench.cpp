@@ -59,16 +59,7 @@ class Machine {
   }
 
   const Stream& stream() const { return stream_; }
-  // Whether the name holds one of the words of --only.
-  bool wanted(const std::string& name) const {
-    const std::string& only = settings_->only;
-    for (size_t begin = 0; begin <= only.size();) {
-      const size_t end = std::min(only.find(',', begin), only.size());
-      if (name.find(only.substr(begin, end - begin)) != std::string::npos) return true;
-      begin = end + 1;
-    }
-    return false;
-  }
+  bool wanted(const std::string& name) const { return bench::wanted(name, settings_->only); }
   // Times run; on a GPU for a shorter time, since times vary little there.
   Timing time(const std::function<void(int64_t)>& run) const {
     return measure(run, stream_, on_gpu() ? 0.1 : 0.3);
@@ -630,7 +621,7 @@ void run(Options& options) {
   Settings settings;
   options.choice("--device", settings.device, {"cpu", "cuda"}, "where")
       .number("--threads", settings.threads, "of the CPU")
-      .word("--only", settings.only, "rows whose names hold one of these words")
+      .word("--only", settings.only, kOnlyHelp)
       .number("--rows", settings.rows, "of one shape, with --cols, instead of some")
       .number("--cols", settings.cols, "of one shape")
       .flag("--full", settings.full, "the large shapes, which a GPU has by default")
