@@ -20,8 +20,9 @@ def parser():
 
 
 def wanted(name, only):
-    """Whether --only, words by commas, wants rows of this name: one that holds a word, or after = is it."""
-    return any(name == word[1:] if word.startswith("=") else word in name for word in only.split(","))
+    """Whether --only, words by commas, wants rows of this name: it holds a word, or after = is it."""
+    return any(name == word[1:] if word.startswith("=") else word in name
+               for word in only.split(","))
 
 
 def serve(round_of_rows):

@@ -39,9 +39,10 @@ MapMatrices matrices_of(const TileGemm& g, int64_t rows, int64_t columns) {
 constexpr int kBox = 64;  // rows, where 64 columns of an operand are copied at a time
 
 // `matrix_rows`: of a box of the matrix, where it has 64 columns. `transposed`: the result is the
-// transpose of what g says, with 64 of its columns in a box.
+// transpose of what g says, with 64 of its columns in a box. `exchanged`: rows come in boxes of as many
+// as such a tile may have, and leave in others.
 Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox,
-             bool transposed = false) {
+             bool transposed = false, bool exchanged = false) {
   const auto rows_of = [&](const ProductOperand& x, int64_t width, int box_rows) {
     return x.source ? CUtensorMap{} : ragged_map(x.data, g.dtype, width, x.stride, box_rows);
   };
@@ -59,9 +60,10 @@ Maps maps_of(const TileGemm& g, int columns_at_once, int matrix_rows = kBox,
     const bool forward = g.op == GemmOp::kTN;
     const Epilogue& e = g.epilogue;
     matrices = matrices_of(g, forward ? g.n : g.k, forward ? g.k : g.n);
-    maps.a = rows_of(g.a, g.k, kTileRows);
+    maps.a = rows_of(g.a, g.k, exchanged ? kExchangedRows : kTileRows);
     maps.b = matrix_map(matrices, forward ? columns_at_once : matrix_rows);
-    maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, stored);
+    maps.out =
+        ragged_map(e.out, e.out_dtype, g.n, e.out_stride, exchanged ? kExchangedBox : stored);
   }
   maps.matrices = {static_cast<const char*>(matrices.first), matrices.stride};
   return maps;
@@ -72,13 +74,6 @@ LaunchShape shape_of(const TileGemm& g, int64_t tiles, int together, int threads
                      int64_t shared_bytes, const Stream& stream) {
   const int64_t processors = multiprocessors_of(g, gpu_properties(stream.device().index));
   return {together * std::min(tiles, processors / together), threads, shared_bytes};
-}
-
-// Rows come in boxes of as many as a tile may have, and leave in others.
-void exchange(Maps& maps, const TileGemm& g) {
-  const Epilogue& e = g.epilogue;
-  maps.a = ragged_map(g.a.data, g.dtype, g.k, g.a.stride, kExchangedRows);
-  maps.out = ragged_map(e.out, e.out_dtype, g.n, e.out_stride, kExchangedBox);
 }
 
 }  // namespace
@@ -92,13 +87,11 @@ Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const int rows = kernel.transposed ? kTileRows : tile_rows(g.op, kernel.gathered);
   const int64_t tiles = tile_bound(g, rows, row.is.columns);
   const int together = row.is.pairs ? kPair : 1;
-  Start it{row.kernel, shape_of(g, tiles, together, row.threads, row.shared_bytes, stream),
-           maps_of(g, row.is.columns / together, kBox / together, kernel.transposed)};
-  if (kernel.exchanged) {
-    exchange(it.maps, g);
-    it.shape.blocks = kPair * pairs_in_step(g, it.shape.blocks / kPair);
-  }
-  return it;
+  LaunchShape shape = shape_of(g, tiles, together, row.threads, row.shared_bytes, stream);
+  if (kernel.exchanged) shape.blocks = kPair * pairs_in_step(g, shape.blocks / kPair);
+  return {
+      row.kernel, shape,
+      maps_of(g, row.is.columns / together, kBox / together, kernel.transposed, kernel.exchanged)};
 }
 
 namespace {
