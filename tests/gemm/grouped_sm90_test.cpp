@@ -246,7 +246,8 @@ TEST(GroupedSm90, GroupsOfFewRowsExchangeOperands) {
     g.epilogue.beta.value = 0;
     change(g);
     const Kernel kernel = sm90::choose_kernel(g, multiprocessors);
-    EXPECT_TRUE(!kernel.exchanged || kernel == exchanged_kernel(op));
+    const auto gathered = g.a.source ? Gathered::kA : Gathered::kNone;
+    EXPECT_TRUE(!kernel.exchanged || kernel == exchanged_kernel(op, gathered));
     return kernel.exchanged;
   };
   const auto as_it_is = [](TileGemm&) {};
@@ -254,7 +255,8 @@ TEST(GroupedSm90, GroupsOfFewRowsExchangeOperands) {
     EXPECT_TRUE(exchanged(op, 256, 4096, 7168, as_it_is));
     EXPECT_TRUE(exchanged(op, 512, 1536, 2048, as_it_is));
     EXPECT_TRUE(exchanged(op, 128, 2048, 1536, as_it_is));
-    EXPECT_FALSE(exchanged(op, 512, 768, 2048, as_it_is));
+    EXPECT_TRUE(exchanged(op, 512, 768, 2048, as_it_is));
+    EXPECT_FALSE(exchanged(op, 512, 512, 2048, as_it_is));
     EXPECT_FALSE(exchanged(op, 64, 4096, 7168, as_it_is));
     EXPECT_FALSE(exchanged(op, 768, 4096, 7168, as_it_is));
     EXPECT_FALSE(exchanged(op, 512, 2880, 2880, as_it_is));  // tiles of 192 columns
@@ -263,9 +265,14 @@ TEST(GroupedSm90, GroupsOfFewRowsExchangeOperands) {
     EXPECT_FALSE(exchanged(op, 512, 2048, 2048,
                            [](TileGemm& g) { g.epilogue.out_dtype = DType::kFloat32; }));
     EXPECT_FALSE(exchanged(op, 512, 2048, 2048, [](TileGemm& g) { g.groups.groups = 1; }));
-    static const int32_t source = 0;
-    EXPECT_FALSE(exchanged(op, 512, 2048, 2048, [](TileGemm& g) { g.a.source = &source; }));
   }
+  static const int32_t source = 0;
+  const auto gather = [](TileGemm& g) { g.a.source = &source; };
+  EXPECT_TRUE(exchanged(GemmOp::kTN, 512, 7168, 4096, gather));
+  EXPECT_TRUE(exchanged(GemmOp::kTN, 1024, 7168, 4096, gather));
+  EXPECT_FALSE(exchanged(GemmOp::kTN, 256, 7168, 4096, gather));
+  EXPECT_FALSE(exchanged(GemmOp::kTN, 512, 2048, 1536, gather));
+  EXPECT_FALSE(exchanged(GemmOp::kNN, 512, 7168, 4096, gather));
   // Of 1024 rows, groups that make up the blocks that there are.
   EXPECT_TRUE(exchanged(GemmOp::kTN, 1024, 7168, 4096, as_it_is));
   EXPECT_FALSE(exchanged(GemmOp::kTN, 1024, 7168, 4096, as_it_is, 114));
@@ -282,10 +289,10 @@ TEST(GroupedSm90, PairsOfExchangedOperandsMakeUpWholeGroups) {
     return sm90::pairs_in_step(g, most);
   };
   EXPECT_EQ(pairs(1024, 7168, 4096, 66), 64);  // four pairs of tiles by sixteen columns of them
-  EXPECT_EQ(pairs(256, 7168, 4096, 66), 64);   // one by sixteen: four groups
-  EXPECT_EQ(pairs(384, 7168, 1024, 66), 66);   // one by four, and two of the last row tile: eleven
+  EXPECT_EQ(pairs(256, 7168, 4096, 66), 66);   // one by sixteen
+  EXPECT_EQ(pairs(384, 7168, 6144, 37), 36);   // one by 24, and twelve of the last row tile
   EXPECT_EQ(pairs(1024, 7168, 4096, 60), 60);  // a group is more
-  EXPECT_EQ(pairs(256, 7168, 7168, 66), 66);   // two groups would leave ten over
+  EXPECT_EQ(pairs(1024, 7168, 3584, 66), 66);  // ten would be over
   EXPECT_EQ(pairs(256, 2048, 4096, 66), 66);   // a short reduction
   EXPECT_EQ(pairs(1, 7168, 8, 1), 1);
 }

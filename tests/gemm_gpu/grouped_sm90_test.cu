@@ -129,10 +129,12 @@ class GroupedSm90Gpu : public GpuTest {
   }
   // Whether there is a kernel that exchanges the case's operands.
   static bool exchanges(const Case& c) {
-    return c.op != GroupedOp::kWgrad && c.gathered == sm90::Gathered::kNone &&
-           c.out == DType::kBFloat16 && c.beta == 0;
+    return sm90::has_exchanged(tile(c, 256).op, c.gathered) && c.out == DType::kBFloat16 &&
+           c.beta == 0;
   }
-  static sm90::Kernel exchanged(const Case& c) { return sm90::exchanged_kernel(tile(c, 256).op); }
+  static sm90::Kernel exchanged(const Case& c) {
+    return sm90::exchanged_kernel(tile(c, 256).op, c.gathered);
+  }
 
   // By the kernel that is chosen, or another.
   Tensor run(const Problem& p, const Case& c, std::optional<sm90::Kernel> other = {},
@@ -184,10 +186,16 @@ TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
 TEST_F(GroupedSm90Gpu, ExchangedRowsOfEveryNumberHaveEqualBits) {
   for (const Case& c : cases()) {
     if (!exchanges(c)) continue;
-    const Problem p(
-        c, 72, 776, false, stream,
-        {8, 32, 33, 63, 65, 96, 97, 104, 105, 111, 113, 120, 121, 128, 130, 136, 137, 700});
-    ASSERT_EQ(difference(run(p, c, exchanged(c)), run(p, c, tile(c, 128))), "") << int(c.op);
+    for (const auto& [C, N] : {std::pair{72, 776}, std::pair{776, 72}}) {
+      const Problem p(
+          c, C, N, false, stream,
+          {8, 32, 33, 63, 65, 96, 97, 104, 105, 111, 113, 120, 121, 128, 130, 136, 137, 700});
+      const Tensor expected = run(p, c, tile(c, 128));
+      for (const int multiprocessors : {0, 4}) {
+        ASSERT_EQ(difference(run(p, c, exchanged(c), multiprocessors), expected), "")
+            << "op " << int(c.op) << " gathered " << int(c.gathered) << " C " << C;
+      }
+    }
   }
 }
 

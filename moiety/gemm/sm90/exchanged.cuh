@@ -18,9 +18,9 @@ struct EvenEights {
   }
 };
 
-template <GemmOp kOp>
-struct ExchangedLayout : Layout<kOp, 256, Gathered::kNone, true> {
-  using Base = Layout<kOp, 256, Gathered::kNone, true>;
+template <GemmOp kOp, Gathered kGathered>
+struct ExchangedLayout : Layout<kOp, 256, kGathered, true> {
+  using Base = Layout<kOp, 256, kGathered, true>;
   using Rows = EvenEights;
   static constexpr int kTileM = kExchangedRows;
   static constexpr int kLoadRegisters = 56, kMultiplyRegisters = 224;
@@ -35,15 +35,19 @@ struct ExchangedLayout : Layout<kOp, 256, Gathered::kNone, true> {
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(kBytes <= kMostShared);
 };
 
-// The results of a group, twice 64 columns of the tile, which leave in boxes of kExchangedBox rows.
+// The results of a group, twice 64 columns of the tile, which leave in boxes of kExchangedBox rows. Those
+// that find no free buffer wait in registers, rounded, until the next tile is multiplied; kernels that
+// gather have no registers for it.
 template <GemmOp kOp, class L>
 class ExchangedStorer {
  public:
   static constexpr int kHeld = L::kTileM / 2;  // sums of a thread for 64 columns
   using Sums = float[L::kHalves][kHeld];
+  static constexpr int kBoxes = (L::kTileM + kExchangedBox - 1) / kExchangedBox;  // of 64 columns
+  static constexpr int kWaiting = L::kGathers ? 0 : L::kHalves * kBoxes - L::kBuffers;
 
   __device__ ExchangedStorer(const TileGemm& g, const Maps& maps, uint32_t base, int group)
       : g_(g),
@@ -54,64 +58,96 @@ class ExchangedStorer {
         warp_(__shfl_sync(~0u, threadIdx.x % kWarpGroup / 32, 0)),
         lane_(threadIdx.x % 32) {}
 
-  __device__ void store(const Tile& t, Sums& d) {
+  // The boxes of the tile before have left. The sums are not changed: the compiler takes registers that
+  // other instructions write for products that must not overlap.
+  __device__ __forceinline__ void store(const Tile& t, const Sums& d) {
     const int64_t group = g_.groups.first + t.group;
     const float a_scale = e_.a_scale.of(group), b_scale = e_.b_scale.of(group);
     const float alpha = e_.alpha.of(group);
+    const bool scaled = a_scale != 1 || b_scale != 1 || alpha != 1;
+    column_ = t.column + group_ * L::kHalves * 64;
+    row_ = t.begin + t.row;
+    live_ = t.live;
 #pragma unroll
-    for (int half = 0; half < L::kHalves; ++half) {
-      if (a_scale != 1 || b_scale != 1 || alpha != 1) {
+    for (int box = 0; box < L::kHalves * kBoxes; ++box) {
+      const float* sums = d[box / kBoxes];
+      const int first = first_row(box) / 2;
+      float v[2 * kWords];
 #pragma unroll
-        for (float& v : d[half]) v = __fmul_rn(__fmul_rn(__fmul_rn(v, a_scale), b_scale), alpha);
+      for (int i = 0; i < 2 * kWords; ++i) v[i] = first + i < kHeld ? sums[first + i] : 0;
+      if (scaled) {
+#pragma unroll
+        for (float& x : v) x = __fmul_rn(__fmul_rn(__fmul_rn(x, a_scale), b_scale), alpha);
       }
-      const int column = t.column + (group_ * L::kHalves + half) * 64;
-      if (kOp == GemmOp::kTN && e_.bias) add_bias(t, column, d[half], group);
+      if (kOp == GemmOp::kTN && e_.bias) add_bias(box, v, group);
+      uint32_t words[kWords];
 #pragma unroll
-      for (int row = 0; row < L::kTileM; row += kExchangedBox) {
-        if (row < t.live) store_box(t, column, row, &d[half][row / 2]);
+      for (int i = 0; i < kWords; ++i) words[i] = bf16_word(v[2 * i], v[2 * i + 1]);
+      if (box < kNow) {
+        store_box(box, words);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words_[box - kNow][i] = words[i];
       }
     }
   }
+  // Those that wait.
+  template <int kBox = 0>
+  __device__ __forceinline__ void leave_all() {
+    if constexpr (kBox < kWaiting) {
+      store_box(kNow + kBox, words_[kBox]);
+      leave_all<kBox + 1>();
+    }
+  }
+  // The same, each beside a step of the next tile's products.
+  template <int kBox = 0, class Multiply>
+  __device__ __forceinline__ void leave_beside(Multiply&& multiply) {
+    if constexpr (kBox < kWaiting) {
+      multiply([&] { store_box(kNow + kBox, words_[kBox]); });
+      leave_beside<kBox + 1>(multiply);
+    }
+  }
   // Waits until all that was stored has left shared memory.
-  __device__ void end() const {
+  __device__ void end() {
+    leave_all();
     if (sends()) wait_stores_read<0>();
   }
 
  private:
+  static constexpr int kWords = kExchangedBox / 4;  // of a box, a thread's
+  static constexpr int kNow = L::kHalves * kBoxes - kWaiting;
   __device__ bool sends() const { return threadIdx.x % kWarpGroup == 0; }
+  __device__ static constexpr int first_row(int box) { return box % kBoxes * kExchangedBox; }
+  __device__ int first_column(int box) const { return column_ + box / kBoxes * 64; }
   // kExchangedBox rows of 64 columns, or as many as the tile has.
-  __device__ void store_box(const Tile& t, int column, int row, const float* d) {
+  __device__ __forceinline__ void store_box(int box, const uint32_t (&words)[kWords]) {
+    const int row = first_row(box);
+    if (row >= live_) return;
     const uint32_t to = buffers_ + buffer_ * L::kBuffer;
     buffer_ = (buffer_ + 1) % L::kBuffers;
     if (sends()) wait_stores_read<L::kBuffers - 1>();
     meet(1 + group_, kWarpGroup);
-    uint32_t words[kExchangedBox / 4];
-#pragma unroll
-    for (int i = 0; i < kExchangedBox / 4; ++i) {
-      words[i] = row + 4 * i < L::kTileM ? bf16_word(d[2 * i], d[2 * i + 1]) : 0;
-    }
     write_transposed_box<kExchangedBox / 8>(to, words, warp_, lane_);
     fence_for_engines();
     meet(1 + group_, kWarpGroup);
     if (!sends()) return;
-    store_tile(maps_.out, to, ragged_place(column, t.begin + t.row + row, t.live - row));
+    store_tile(maps_.out, to, ragged_place(first_column(box), row_ + row, live_ - row));
     commit_stores();
   }
-  __device__ void add_bias(const Tile& t, int first, float (&d)[kHeld], int64_t group) const {
+  __device__ void add_bias(int box, float (&v)[2 * kWords], int64_t group) const {
     const auto* scales = static_cast<const float*>(e_.bias_scale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int column = first + 16 * warp_ + 8 * half + lane_ / 4;
-      const float bias =
-          column < g_.n ? read_element(e_.bias, e_.bias_dtype, group * g_.n + column) : 0;
+      const int at = first_column(box) + 16 * warp_ + 8 * half + lane_ / 4;
+      const float bias = at < g_.n ? read_element(e_.bias, e_.bias_dtype, group * g_.n + at) : 0;
 #pragma unroll
-      for (int j = 0; j < L::kTileM / 8; ++j) {
+      for (int j = 0; j < kExchangedBox / 8; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int row = 8 * j + lane_ % 4 * 2 + i;
-          const float scale = scales && row < t.live ? scales[t.begin + t.row + row] : 1;
-          float& v = d[4 * j + 2 * half + i];
-          v = fmaf(bias, scale, v);
+          const int row = first_row(box) + 8 * j + lane_ % 4 * 2 + i;
+          const float scale = scales && row < live_ ? scales[row_ + row] : 1;
+          float& x = v[4 * j + 2 * half + i];
+          x = fmaf(bias, scale, x);
         }
       }
     }
@@ -122,12 +158,14 @@ class ExchangedStorer {
   const Epilogue& e_;
   uint32_t buffers_;
   int group_, warp_, lane_, buffer_ = 0;
+  int column_ = 0, row_ = 0, live_ = 0;                  // of the tile that is stored
+  uint32_t words_[kWaiting > 0 ? kWaiting : 1][kWords];  // that wait
 };
 
 // Calls run(n) for a number n of columns, a constant, that a product has and that is not less.
 template <class Run>
 __device__ __forceinline__ void with_columns(int live, Run&& run) {
-  const auto of = [&]<int kColumns> { run(std::integral_constant<int, kColumns>()); };
+  const auto of = [&]<int kColumns>() { run(std::integral_constant<int, kColumns>()); };
   if (live <= 32) return of.template operator()<32>();
   if (live <= 64) return of.template operator()<64>();
   switch (pieces(live, 8)) {
@@ -148,20 +186,25 @@ __device__ __forceinline__ void with_columns(int live, Run&& run) {
 
 template <GemmOp kOp, class L>
 struct ExchangedMultiplier {
-  __device__ static void run(const Maps& maps, const TileGemm& g, uint32_t base, const Tile* tiles,
-                             int group) {
+  // Part of its kernel, since products may not run across a function's end.
+  __device__ __forceinline__ static void run(const Maps& maps, const TileGemm& g, uint32_t base,
+                                             const Tile* tiles, int group) {
     constexpr bool kTurned = kOp == GemmOp::kNN;  // the matrix
     constexpr int kStep = kTurned ? 16 * 128 : 32;
     ExchangedStorer<kOp, L> results(g, maps, base, group);
     Ring<L> ring{base}, last{base};
+    typename ExchangedStorer<kOp, L>::Sums d = {};  // a product writes as many as it has columns
     for (int n = 0;; ++n) {
       await_stage(ring);
-      const Tile t = tiles[n % kTilesAhead];
+      const Tile t = tile_of(tiles, n);
       if (t.group < 0) break;
-      typename ExchangedStorer<kOp, L>::Sums d = {};  // a product writes as many as it has columns
+      const bool beside = t.steps >= results.kWaiting;
+      if (!beside) results.leave_all();
       with_columns(t.live, [&](auto columns) {
-        for (int step = 0; step < t.steps; ++step) {
-          if (step > 0) await_stage(ring);
+        int step = 0;
+        // The products of a step, and what is done beside them.
+        const auto multiply = [&](auto&& other) {
+          if (!L::kGathers && step > 0) await_stage(ring);
           products_begin();
 #pragma unroll
           for (int k = 0; k < kDepth / 16; ++k) {
@@ -169,15 +212,20 @@ struct ExchangedMultiplier {
             for (int half = 0; half < L::kHalves; ++half) {
               const uint32_t part = ring.b() + (L::kHalves * group + half) * kPiece;
               Wgmma<columns.value>::template run<kTurned, false>(
-                  d[half], operand(part + k * kStep, kPiece), operand(ring.a() + k * 32, kPiece),
+                  d[half], operand(part, kPiece, k * kStep), operand(ring.a(), kPiece, k * 32),
                   step > 0 || k > 0);
             }
           }
           products_commit();
           ring.next();
+          other();
+          if (L::kGathers && step + 1 < t.steps) await_stage(ring);  // while these products run
           products_wait<1>();
           if (step > 0) release_stage(last);
-        }
+          ++step;
+        };
+        if (beside) results.leave_beside(multiply);
+        while (step < t.steps) multiply([] {});
         products_wait<0>();
       });
       release_stage(last);
@@ -187,19 +235,21 @@ struct ExchangedMultiplier {
   }
 };
 
-template <GemmOp kOp>
-__global__ void __launch_bounds__(ExchangedLayout<kOp>::kThreads, 1) __cluster_dims__(kPair, 1, 1)
-    grouped_exchanged(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
-  using L = ExchangedLayout<kOp>;
-  run_products<kOp, Gathered::kNone, L, ExchangedMultiplier<kOp, L>>(maps, g);
+template <GemmOp kOp, Gathered kGathered>
+__global__ void __launch_bounds__(ExchangedLayout<kOp, kGathered>::kThreads, 1)
+    __cluster_dims__(kPair, 1, 1)
+        grouped_exchanged(const __grid_constant__ Maps maps, const __grid_constant__ TileGemm g) {
+  using L = ExchangedLayout<kOp, kGathered>;
+  run_products<kOp, kGathered, L, ExchangedMultiplier<kOp, L>>(maps, g);
   __syncwarp();
   cluster_meet();  // the other block's loads arrive in this one
 }
 
-template <GemmOp kOp>
+template <GemmOp kOp, Gathered kGathered>
 KernelLaunch launch_of_exchanged() {
-  using L = ExchangedLayout<kOp>;
-  return {exchanged_kernel(kOp), grouped_exchanged<kOp>, L::kThreads, L::kBytes};
+  using L = ExchangedLayout<kOp, kGathered>;
+  return {exchanged_kernel(kOp, kGathered), grouped_exchanged<kOp, kGathered>, L::kThreads,
+          L::kBytes};
 }
 
 }  // namespace moiety::gemm::sm90

@@ -3,8 +3,9 @@
 namespace moiety::gemm::sm90 {
 
 std::span<const KernelLaunch> exchanged_launches() {
-  static const KernelLaunch table[] = {launch_of_exchanged<GemmOp::kTN>(),
-                                       launch_of_exchanged<GemmOp::kNN>()};
+  static const KernelLaunch table[] = {launch_of_exchanged<GemmOp::kTN, Gathered::kNone>(),
+                                       launch_of_exchanged<GemmOp::kNN, Gathered::kNone>(),
+                                       launch_of_exchanged<GemmOp::kTN, Gathered::kA>()};
   return table;
 }
 

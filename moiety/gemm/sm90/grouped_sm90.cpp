@@ -12,6 +12,8 @@ constexpr int64_t kMostRows = 1 << 30;        // of a buffer: ragged_map
 constexpr int64_t kMostGathered = 1ll << 36;  // bytes that a loader's 32-bit places reach
 constexpr int64_t kMostBytes = 1ll << 40;     // from row to row, and from matrix to matrix
 
+constexpr int64_t kInStep = 4096;  // of a reduction, from where on blocks lose their step
+
 // Whether results may be added to old values.
 bool adds(const Epilogue& e) { return e.beta.data || e.beta.value != 0; }
 
@@ -145,28 +147,27 @@ bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors
 }
 
 // Products that are faster with operands exchanged: long ones of groups whose rows fill a few tiles
-// badly, and forward ones for which whole groups make up the pairs.
+// badly, and forward ones of which a group makes up the pairs. Gathered rows have to be more, and the
+// products longer, to be worth a loader that waits for two blocks.
 bool takes_exchanged(const Product& g, int64_t multiprocessors) {
-  constexpr int64_t kFewest = 96, kFew = 640, kMost = 1152, kLeast = 1536;
-  if (g.op == GemmOp::kNT || g.a.source || adds(g.epilogue) ||
-      g.epilogue.out_dtype != DType::kBFloat16 || g.groups.groups < 2 || g.k < kLeast ||
-      multiprocessors < kPair) {
+  constexpr int64_t kFew = 640, kMost = 1152;
+  const bool gathers = g.a.source, forward = g.op == GemmOp::kTN;
+  if (!has_exchanged(g.op, gathers ? Gathered::kA : Gathered::kNone) || adds(g.epilogue) ||
+      g.epilogue.out_dtype != DType::kBFloat16 || g.groups.groups < 2 || multiprocessors < kPair) {
     return false;
   }
   const int64_t rows = g.groups.capacity / g.groups.groups, pairs = multiprocessors / kPair;
-  return rows >= kFewest && (rows <= kFew || (rows <= kMost && g.op == GemmOp::kTN &&
-                                              pairs_in_step(g, pairs) != pairs));
+  if (rows < (gathers ? 384 : 96) || g.k < (gathers ? kInStep : 768)) return false;
+  return rows <= kFew || (rows <= kMost && forward && pairs_in_step(g, pairs) != pairs);
 }
 
 }  // namespace
 
 int64_t pairs_in_step(const Product& g, int64_t most) {
-  constexpr int64_t kLeast = 4096;
   const int64_t tiles = ceil_div(ceil_div(g.groups.capacity, g.groups.groups), kExchangedRows);
   const int64_t columns = ceil_div(g.n, kTileColumns.back());
   const int64_t pairs = tiles / kPair * columns + tiles % kPair * ceil_div(columns, kPair);
-  const int64_t whole = most / pairs * pairs;
-  return g.k >= kLeast && whole * 16 >= most * 15 ? whole : most;
+  return g.k >= kInStep && pairs <= most && pairs * 16 >= most * 15 ? pairs : most;
 }
 
 FusedKernel choose_fused(const Product& g, bool gated) {
@@ -187,7 +188,7 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }
   if (kernel.columns == kTileColumns.back() && takes_exchanged(product, multiprocessors)) {
-    return exchanged_kernel(product.op);
+    return exchanged_kernel(product.op, kernel.gathered);
   }
   kernel.pairs = takes_pairs(product, kernel, multiprocessors);
   return kernel;

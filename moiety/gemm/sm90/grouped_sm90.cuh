@@ -12,8 +12,15 @@ __device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], ui
                                                  uint32_t b, int k, bool add) {
   constexpr bool kATurned = kOp == GemmOp::kNT, kBTurned = kOp != GemmOp::kTN;
   constexpr int kAStep = kATurned ? 16 * 128 : 32, kBStep = kBTurned ? 16 * 128 : 32;
-  multiply<kATurned, kBTurned>(d, operand(a + k * kAStep, kPiece), operand(b + k * kBStep, kPiece),
+  multiply<kATurned, kBTurned>(d, operand(a, kPiece, k * kAStep), operand(b, kPiece, k * kBStep),
                                add);
+}
+
+// The block's n-th tile. All lanes have read it before one of them releases a stage.
+__device__ __forceinline__ Tile tile_of(const Tile* tiles, int n) {
+  const Tile t = tiles[n % kTilesAhead];
+  __syncwarp();
+  return t;
 }
 
 // Says that the warp has multiplied a stage: to both blocks of a pair.
@@ -54,7 +61,7 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   const auto release = [&] { release_stage(last); };
   for (int n = 0;; ++n) {
     await_stage(ring);
-    const Tile t = tiles[n % kTilesAhead];
+    const Tile t = tile_of(tiles, n);
     if constexpr (Results::kWaiting > 0) {
       if (t.group < 0) results.leave_all();
     }

@@ -27,7 +27,7 @@ struct Kernel {
   bool turns = false;       // kNT: two groups multiply in turns, a tile each
   bool pairs = false;       // blocks share the matrix's part (pairs.cuh)
   bool transposed = false;  // kNT: the transpose is computed, with a and b exchanged
-  bool exchanged = false;   // rows in order, in pairs: a tile's transpose is (exchanged.cuh)
+  bool exchanged = false;   // in pairs: a tile's transpose is computed (exchanged.cuh)
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
@@ -46,13 +46,16 @@ constexpr bool has_pairs(GemmOp op, Gathered gathered, int columns) {
 
 // Of exchanged operands: the most rows of a tile, and of those that are stored at a time.
 inline constexpr int kExchangedRows = 136, kExchangedBox = 48;
-constexpr Kernel exchanged_kernel(GemmOp op) {
-  return {.op = op, .columns = 256, .gathered = Gathered::kNone, .pairs = true, .exchanged = true};
+constexpr bool has_exchanged(GemmOp op, Gathered gathered) {
+  return gathered == Gathered::kNone ? op != GemmOp::kNT
+                                     : gathered == Gathered::kA && op == GemmOp::kTN;
+}
+constexpr Kernel exchanged_kernel(GemmOp op, Gathered gathered) {
+  return {.op = op, .columns = 256, .gathered = gathered, .pairs = true, .exchanged = true};
 }
 
 // The pairs of blocks for that, of at most so many: as many as a group of the average size has pairs of
-// tiles, or several such groups, if this leaves few over. Blocks that work at the same time then share
-// operands.
+// tiles, if this leaves few over. Blocks that work at the same time then share operands.
 int64_t pairs_in_step(const Product& product, int64_t most);
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.

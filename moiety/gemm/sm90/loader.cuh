@@ -90,7 +90,8 @@ class Loader {
 
   // ---- Gathered rows: a thread copies pieces of 16 bytes at one place of rows kApart apart.
   static constexpr int kApart = L::kLoaders / 8;
-  static constexpr int kRowsEach = (kOp == GemmOp::kNT ? kDepth : L::kTileM) / kApart;
+  static constexpr int kRows = kOp == GemmOp::kNT ? kDepth : L::kTileM;
+  static constexpr int kRowsEach = (kRows + kApart - 1) / kApart;
   __device__ const ProductOperand& gathered() const {
     return kGathered == Gathered::kA ? g_.a : g_.b;
   }
@@ -157,6 +158,7 @@ class Loader {
     const uint32_t to = ring_.a() + offset();
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
+      if (kRows % kApart != 0 && first_row() + i * kApart >= kRows) break;
       copy_16(to + i * kApart * 128, rows_[i].data, rows_[i].live ? bytes : 0);
       rows_[i].data += kDepth * 2;
     }

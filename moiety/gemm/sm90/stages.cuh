@@ -11,10 +11,12 @@ constexpr int kPiece = 64 * 128;  // bytes of 64 rows of 128, the unit of copies
 constexpr int kWarpRows = 16;     // of a tile, that a warp multiplies
 constexpr int kGroups = 2;        // warp groups that multiply
 constexpr int kTilesAhead = 8;    // more than the loading group can be ahead
+// Bytes of a block, and those of them that barriers, tiles ahead and the table of groups take at most.
+constexpr int kMostShared = 227 * 1024, kSharedRest = 2560;
 
 // Shared memory: stages, and buffers through which a group stores, `kRound` at a time. Products over
 // rows store all columns of bfloat16 at once, which hides best; weight gradients and gathered rows
-// are better off with a stage more.
+// are better off with a stage more. There are as many stages as fit.
 template <GemmOp kOp, int kColumnsOfTile, Gathered kGathered, bool kPairs = false,
           bool kIsTransposed = false>
 struct Layout {
@@ -42,9 +44,9 @@ struct Layout {
   static constexpr int kA = kTileM * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;
-  static constexpr int kStages = (kTileM + kColumns > 256 ? 4 : 6) - kStoresAtOnce;
   static constexpr int kBuffers = kStoresAtOnce ? 4 : 2;  // of a group
   static constexpr int kRound = kStoresAtOnce ? 4 : 1;
+  static constexpr int kStages = (kMostShared - kGroups * kBuffers * kPiece - kSharedRest) / kStage;
   // Pieces of old values of fp32 that a thread reads ahead, each 16 registers.
   static constexpr int kReadAhead = kOp != GemmOp::kNT || kTransposed ? 0 : kGathers ? 2 : 4;
   static constexpr int kStore = kStages * kStage;
@@ -52,6 +54,7 @@ struct Layout {
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
+  static_assert(kBytes <= kMostShared && kBarriers + kSharedRest >= kBytes);
 };
 
 // The place of a ragged matrix's rows from `row` on, of which `rows` exist.

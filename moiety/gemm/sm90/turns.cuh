@@ -30,9 +30,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][L::kColumns / 2], Ri
     for (int k = 0; k < kDepth / 16; ++k) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        multiply<kATurned, kBTurned>(d[half],
-                                     operand(ring.a() + half * kPiece + k * kAStep, kPiece),
-                                     operand(ring.b() + k * kBStep, kPiece), step > 0 || k > 0);
+        multiply<kATurned, kBTurned>(d[half], operand(ring.a(), kPiece, half * kPiece + k * kAStep),
+                                     operand(ring.b(), kPiece, k * kBStep), step > 0 || k > 0);
       }
     }
     products_commit();

@@ -23,9 +23,12 @@ __device__ __forceinline__ void products_wait() {
 // An operand in shared memory: atoms of 8 rows of 128 bytes, whose pieces of 16 bytes are swizzled
 // by their row. If the reduction runs along its rows, `next_block` bytes lie between 64 of its
 // columns and the next 64.
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t next_block) {
+// `offset`: bytes to it from the address, a constant, so that parts of a stage share what is computed.
+__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t next_block,
+                                            uint32_t offset = 0) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kNextAtom = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kNextAtom | uint64_t{next_block >> 4} << 16 | (address & 0x3FFFF) >> 4;
+  const uint32_t low = (next_block >> 4 << 16 | (address & 0x3FFFF) >> 4) + (offset >> 4);
+  return kSwizzle128 | kNextAtom | low;
 }
 
 // d = a b, and with `add` d + a b, of so many columns. Turned: the reduction runs along the operand's
