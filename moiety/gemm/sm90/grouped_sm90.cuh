@@ -16,13 +16,6 @@ __device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], ui
                                add);
 }
 
-// The block's n-th tile. All lanes have read it before one of them releases a stage.
-__device__ __forceinline__ Tile tile_of(const Tile* tiles, int n) {
-  const Tile t = tiles[n % kTilesAhead];
-  __syncwarp();
-  return t;
-}
-
 // Says that the warp has multiplied a stage: to both blocks of a pair.
 template <class L>
 __device__ __forceinline__ void release_stage(Ring<L>& last) {
@@ -61,7 +54,7 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   const auto release = [&] { release_stage(last); };
   for (int n = 0;; ++n) {
     await_stage(ring);
-    const Tile t = tile_of(tiles, n);
+    const Tile t = tiles[n % kTilesAhead];
     if constexpr (Results::kWaiting > 0) {
       if (t.group < 0) results.leave_all();
     }
