@@ -1,7 +1,7 @@
-// Products of rows in order, by pairs of blocks, with operands exchanged: each group that multiplies has
-// 128 of the tile's 256 columns as rows of its products, and the tile's rows as their columns, of which
-// there may be any multiple of 8 up to kExchangedRows. Where groups have few rows that is better than
-// tiles of 128 rows, the last of which are half empty on average.
+// Products of rows, by pairs of blocks, with operands exchanged: each group that multiplies has 128 of
+// the tile's 256 columns as rows of its products, and the tile's rows as their columns, of which there
+// may be any multiple of 8 up to kExchangedRows. Where groups have few rows that is better than tiles
+// of 128 rows, the last of which are half empty on average.
 #pragma once
 
 #include "moiety/gemm/sm90/grouped_sm90.cuh"
