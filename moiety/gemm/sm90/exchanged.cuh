@@ -107,7 +107,7 @@ class ExchangedStorer {
       leave_beside<kBox + 1>(multiply);
     }
   }
-  // Waits until all that was stored has left shared memory.
+  // Sends those that wait, and waits until all have left shared memory.
   __device__ void end() {
     leave_all();
     if (sends()) wait_stores_read<0>();

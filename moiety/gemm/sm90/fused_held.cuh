@@ -23,7 +23,7 @@ struct HeldLayout : FusedStages<kHeldColumns, kGathersRows, kBlocksInPairs> {
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(kBytes <= kMostShared);
 };
 
 // What a warp that multiplies does with its 16 rows of a tile. What waits leaves in units: the upper 8

@@ -52,7 +52,7 @@ struct FusedLayout : FusedStages<kColumnsOfTile, kGathersRows, kBlocksInPairs> {
   static constexpr int kTiles = (kCome + kWriters * kSlots * 8 + 15) / 16 * 16;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
-  static_assert(kBytes <= 227 * 1024);
+  static_assert(kBytes <= kMostShared);
 };
 
 template <GemmOp kOp, class L>

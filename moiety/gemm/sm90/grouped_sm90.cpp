@@ -11,7 +11,6 @@ constexpr int64_t kAlignment = 16;            // bytes, of what the copy engine 
 constexpr int64_t kMostRows = 1 << 30;        // of a buffer: ragged_map
 constexpr int64_t kMostGathered = 1ll << 36;  // bytes that a loader's 32-bit places reach
 constexpr int64_t kMostBytes = 1ll << 40;     // from row to row, and from matrix to matrix
-
 constexpr int64_t kInStep = 4096;  // of a reduction, from where on blocks lose their step
 
 // Whether results may be added to old values.
@@ -149,16 +148,17 @@ bool takes_pairs(const Product& g, const Kernel& kernel, int64_t multiprocessors
 // Products that are faster with operands exchanged: long ones of groups whose rows fill a few tiles
 // badly, and forward ones of which a group makes up the pairs. Gathered rows have to be more, and the
 // products longer, to be worth a loader that waits for two blocks.
-bool takes_exchanged(const Product& g, int64_t multiprocessors) {
-  constexpr int64_t kFew = 640, kMost = 1152;
-  const bool gathers = g.a.source, forward = g.op == GemmOp::kTN;
-  if (!has_exchanged(g.op, gathers ? Gathered::kA : Gathered::kNone) || adds(g.epilogue) ||
-      g.epilogue.out_dtype != DType::kBFloat16 || g.groups.groups < 2 || multiprocessors < kPair) {
+bool takes_exchanged(const Product& g, const Kernel& kernel, int64_t multiprocessors) {
+  if (kernel.columns != kTileColumns.back() || !has_exchanged(kernel.op, kernel.gathered) ||
+      adds(g.epilogue) || g.epilogue.out_dtype != DType::kBFloat16 || g.groups.groups < 2 ||
+      multiprocessors < kPair) {
     return false;
   }
+  constexpr int64_t kFew = 640, kMost = 1152;
+  const int64_t fewest = g.a.source ? 384 : 96, least = g.a.source ? kInStep : 768;
   const int64_t rows = g.groups.capacity / g.groups.groups, pairs = multiprocessors / kPair;
-  if (rows < (gathers ? 384 : 96) || g.k < (gathers ? kInStep : 768)) return false;
-  return rows <= kFew || (rows <= kMost && forward && pairs_in_step(g, pairs) != pairs);
+  if (rows < fewest || g.k < least) return false;
+  return rows <= kFew || (rows <= kMost && g.op == GemmOp::kTN && pairs_in_step(g, pairs) != pairs);
 }
 
 }  // namespace
@@ -187,8 +187,8 @@ Kernel choose_kernel(const Product& product, int64_t multiprocessors) {
   for (const int columns : kTileColumns) {
     if (cost(product.n, columns) <= cost(product.n, kernel.columns)) kernel.columns = columns;
   }
-  if (kernel.columns == kTileColumns.back() && takes_exchanged(product, multiprocessors)) {
-    return exchanged_kernel(product.op, kernel.gathered);
+  if (takes_exchanged(product, kernel, multiprocessors)) {
+    return exchanged_kernel(kernel.op, kernel.gathered);
   }
   kernel.pairs = takes_pairs(product, kernel, multiprocessors);
   return kernel;

@@ -46,12 +46,17 @@ constexpr bool has_pairs(GemmOp op, Gathered gathered, int columns) {
 
 // Of exchanged operands: the most rows of a tile, and of those that are stored at a time.
 inline constexpr int kExchangedRows = 136, kExchangedBox = 48;
+// Whether there is a kernel for that: of rows in order, and of gathered ones that go forward.
 constexpr bool has_exchanged(GemmOp op, Gathered gathered) {
   return gathered == Gathered::kNone ? op != GemmOp::kNT
                                      : gathered == Gathered::kA && op == GemmOp::kTN;
 }
 constexpr Kernel exchanged_kernel(GemmOp op, Gathered gathered) {
-  return {.op = op, .columns = 256, .gathered = gathered, .pairs = true, .exchanged = true};
+  return {.op = op,
+          .columns = kTileColumns.back(),
+          .gathered = gathered,
+          .pairs = true,
+          .exchanged = true};
 }
 
 // The pairs of blocks for that, of at most so many: as many as a group of the average size has pairs of

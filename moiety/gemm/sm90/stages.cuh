@@ -54,7 +54,7 @@ struct Layout {
   static constexpr int kTiles = kBarriers + 2 * kStages * 8;
   static constexpr int kTable = kTiles + kTilesAhead * static_cast<int>(sizeof(Tile));
   static constexpr int kBytes = kTable + static_cast<int>(sizeof(GroupTable));
-  static_assert(kBytes <= kMostShared && kBarriers + kSharedRest >= kBytes);
+  static_assert(kBytes <= kMostShared);
 };
 
 // The place of a ragged matrix's rows from `row` on, of which `rows` exist.
