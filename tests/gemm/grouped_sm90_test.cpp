@@ -288,13 +288,15 @@ TEST(GroupedSm90, PairsOfExchangedOperandsMakeUpWholeGroups) {
     g.n = n;
     return sm90::pairs_in_step(g, most);
   };
-  EXPECT_EQ(pairs(1024, 7168, 4096, 66), 64);  // four pairs of tiles by sixteen columns of them
-  EXPECT_EQ(pairs(256, 7168, 4096, 66), 66);   // one by sixteen
-  EXPECT_EQ(pairs(384, 7168, 6144, 37), 36);   // one by 24, and twelve of the last row tile
-  EXPECT_EQ(pairs(1024, 7168, 4096, 60), 60);  // a group is more
-  EXPECT_EQ(pairs(1024, 7168, 3584, 66), 66);  // ten would be over
-  EXPECT_EQ(pairs(256, 2048, 4096, 66), 66);   // a short reduction
+  const std::optional<int64_t> none;
+  EXPECT_EQ(pairs(1024, 7168, 4096, 66), 64);    // four pairs of tiles by sixteen columns of them
+  EXPECT_EQ(pairs(256, 7168, 4096, 66), none);   // one by sixteen
+  EXPECT_EQ(pairs(384, 7168, 6144, 37), 36);     // one by 24, and twelve of the last row tile
+  EXPECT_EQ(pairs(1024, 7168, 4096, 60), none);  // a group is more
+  EXPECT_EQ(pairs(1024, 7168, 3584, 66), none);  // ten would be over
+  EXPECT_EQ(pairs(256, 2048, 4096, 66), none);   // a short reduction
   EXPECT_EQ(pairs(1, 7168, 8, 1), 1);
+  EXPECT_EQ(pairs(1024, 7168, 4096, 64), 64);
 }
 
 TEST(GroupedSm90, LargeWeightGradientsTakeTurns) {

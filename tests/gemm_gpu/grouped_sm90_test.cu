@@ -147,9 +147,12 @@ class GroupedSm90Gpu : public GpuTest {
     const sm90::Kernel chosen = sm90::choose_kernel(g, multiprocessors_of(g, gpu_properties(0)));
     const sm90::Start start = sm90::start(g, other.value_or(chosen), stream);
     if (sm_limit > 0) EXPECT_LE(start.shape.blocks, sm_limit);
+    kept_step = start.maps.in_step;
     launch("grouped gemm sm90", start.kernel, start.shape, stream, start.maps, g);
     return p.result(c).download(stream);
   }
+
+  bool kept_step = false;  // whether blocks of the last run waited for each other
 };
 
 TEST_F(GroupedSm90Gpu, TilesGiveEqualBits) {
@@ -195,6 +198,23 @@ TEST_F(GroupedSm90Gpu, ExchangedRowsOfEveryNumberHaveEqualBits) {
         ASSERT_EQ(difference(run(p, c, exchanged(c), multiprocessors), expected), "")
             << "op " << int(c.op) << " gathered " << int(c.gathered) << " C " << C;
       }
+    }
+  }
+}
+
+// Blocks wait for each other between tiles, in one launch after another, but not in a last round that
+// some have no tile in.
+TEST_F(GroupedSm90Gpu, BlocksThatKeepStepHaveEqualBits) {
+  for (const GroupedOp op : {GroupedOp::kForward, GroupedOp::kDgrad}) {
+    const Case c{op, sm90::Gathered::kNone, DType::kBFloat16, 0};
+    const bool forward = op == GroupedOp::kForward;
+    const Problem p(c, forward ? 4096 : 512, forward ? 512 : 4096, false, stream,
+                    {200, 150, 0, 140, 272, 137, 1, 250});
+    const Tensor expected = run(p, c, tile(c, 128));
+    for (const int multiprocessors : {0, 4, 4, 5, 4}) {
+      ASSERT_EQ(difference(run(p, c, exchanged(c), multiprocessors), expected), "")
+          << "op " << int(op) << ", " << multiprocessors << " multiprocessors";
+      ASSERT_EQ(kept_step, multiprocessors > 0);
     }
   }
 }

@@ -22,6 +22,7 @@ template <GemmOp kOp, Gathered kGathered>
 struct ExchangedLayout : Layout<kOp, 256, kGathered, true> {
   using Base = Layout<kOp, 256, kGathered, true>;
   using Rows = EvenEights;
+  static constexpr bool kMeets = !Base::kGathers;
   static constexpr int kTileM = kExchangedRows;
   static constexpr int kLoadRegisters = 56, kMultiplyRegisters = 224;
   static constexpr int kHalves = 2;  // times 64 columns, of a group that multiplies

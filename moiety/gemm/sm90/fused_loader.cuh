@@ -14,9 +14,9 @@ struct FusedStages {
   static constexpr int kTogether = kInPairs ? kPair : 1;  // blocks
   static constexpr bool kEven = false;                    // TileWalk
   using Rows = WholeTiles;                                // PairWalk
+  static constexpr bool kMeets = false;                   // Layout
   static constexpr int kTileM = kTileRows;
-  static constexpr bool kWarpsLoad = true;  // not one thread alone
-  static constexpr int kHalves = 1;         // times 64 rows, of a group that multiplies
+  static constexpr int kHalves = 1;  // times 64 rows, of a group that multiplies
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
   static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;

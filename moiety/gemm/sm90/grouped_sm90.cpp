@@ -158,16 +158,17 @@ bool takes_exchanged(const Product& g, const Kernel& kernel, int64_t multiproces
   const int64_t fewest = g.a.source ? 384 : 96, least = g.a.source ? kInStep : 768;
   const int64_t rows = g.groups.capacity / g.groups.groups, pairs = multiprocessors / kPair;
   if (rows < fewest || g.k < least) return false;
-  return rows <= kFew || (rows <= kMost && g.op == GemmOp::kTN && pairs_in_step(g, pairs) != pairs);
+  return rows <= kFew || (rows <= kMost && g.op == GemmOp::kTN && pairs_in_step(g, pairs));
 }
 
 }  // namespace
 
-int64_t pairs_in_step(const Product& g, int64_t most) {
+std::optional<int64_t> pairs_in_step(const Product& g, int64_t most) {
   const int64_t tiles = ceil_div(ceil_div(g.groups.capacity, g.groups.groups), kExchangedRows);
   const int64_t columns = ceil_div(g.n, kTileColumns.back());
   const int64_t pairs = tiles / kPair * columns + tiles % kPair * ceil_div(columns, kPair);
-  return g.k >= kInStep && pairs <= most && pairs * 16 >= most * 15 ? pairs : most;
+  if (g.k < kInStep || pairs > most || pairs * 16 < most * 15) return {};
+  return pairs;
 }
 
 FusedKernel choose_fused(const Product& g, bool gated) {

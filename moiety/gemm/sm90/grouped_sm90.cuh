@@ -123,11 +123,15 @@ __device__ __forceinline__ void load_tiles(TileLoader& loader, const TileGemm& g
   loader.begin(t);
   for (int n = 0;; ++n) {
     if (first) tiles[n % kTilesAhead] = t;
-    if (L::kWarpsLoad) __syncwarp();
+    __syncwarp();
     if (t.group < 0) break;
-    const Tile next = walk.at(index += gridDim.x / L::kTogether);
+    const Tile next = walk.at(index + gridDim.x / L::kTogether);
+    if constexpr (L::kMeets) {
+      if (walk.all_go_on(index)) loader.meet();  // and loads at once
+    }
     loader.tile(t, next);
     t = next;
+    index += gridDim.x / L::kTogether;
   }
   loader.end();
 }
@@ -164,7 +168,7 @@ __device__ __forceinline__ void run_products(const Maps& maps, const TileGemm& g
   if (role >= kGroups) {
     give_registers<L::kLoadRegisters>();
     const bool first = threadIdx.x == kGroups * kWarpGroup;
-    if (!kGathers && !first) return;
+    if (!kGathers && threadIdx.x >= kGroups * kWarpGroup + 32) return;
     Loader<kOp, L::kColumns, kGathered, L> loader(g, maps, base);
     load_tiles<kOp, L>(loader, g, tiles, *table, first);
   } else {

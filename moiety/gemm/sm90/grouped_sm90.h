@@ -59,9 +59,10 @@ constexpr Kernel exchanged_kernel(GemmOp op, Gathered gathered) {
           .exchanged = true};
 }
 
-// The pairs of blocks for that, of at most so many: as many as a group of the average size has pairs of
-// tiles, if this leaves few over. Blocks that work at the same time then share operands.
-int64_t pairs_in_step(const Product& product, int64_t most);
+// The pairs of blocks for that which keep step, of at most so many: as many as a group of the average
+// size has pairs of tiles, if this leaves few over. Blocks that work at the same time then share
+// operands.
+std::optional<int64_t> pairs_in_step(const Product& product, int64_t most);
 
 // The reason why these kernels cannot take the product on this GPU, with values; none if they can.
 std::optional<std::string> refusal(const TileGemm& g, const GpuProperties& gpu);

@@ -88,10 +88,14 @@ Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   const int64_t tiles = tile_bound(g, rows, row.is.columns);
   const int together = row.is.pairs ? kPair : 1;
   LaunchShape shape = shape_of(g, tiles, together, row.threads, row.shared_bytes, stream);
-  if (kernel.exchanged) shape.blocks = kPair * pairs_in_step(g, shape.blocks / kPair);
-  return {
-      row.kernel, shape,
-      maps_of(g, row.is.columns / together, kBox / together, kernel.transposed, kernel.exchanged)};
+  Maps maps =
+      maps_of(g, row.is.columns / together, kBox / together, kernel.transposed, kernel.exchanged);
+  if (kernel.exchanged) {
+    const std::optional<int64_t> pairs = pairs_in_step(g, shape.blocks / kPair);
+    maps.in_step = pairs.has_value();
+    shape.blocks = pairs ? kPair * *pairs : shape.blocks;
+  }
+  return {row.kernel, shape, maps};
 }
 
 namespace {

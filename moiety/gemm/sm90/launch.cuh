@@ -19,6 +19,7 @@ struct MatrixPlaces {
 struct Maps {
   CUtensorMap a, b, out;
   MatrixPlaces matrices;
+  bool in_step = false;  // whether blocks wait for each other between tiles: in_step.cuh
 };
 
 struct KernelLaunch {

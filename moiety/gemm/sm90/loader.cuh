@@ -1,6 +1,7 @@
 // The warp group of grouped_sm90.h that fills the ring of stages.
 #pragma once
 
+#include "moiety/gemm/sm90/in_step.cuh"
 #include "moiety/gemm/sm90/stages.cuh"
 
 namespace moiety::gemm::sm90 {
@@ -17,10 +18,18 @@ class Loader {
   __device__ void begin(const Tile& t) {
     if constexpr (kGathersSums) ahead_ = sources_of(t, 0);
   }
+  // Before a tile that all blocks have, after others. They wait for each other when they can begin.
+  __device__ void meet() {
+    if (!maps_.in_step) return;
+    barrier_wait(ring_.empty(), ring_.phase ^ 1);
+    if (thread_ == 0) blocks_.meet();
+    __syncwarp();
+  }
   // `next` is the tile after it.
   __device__ void tile(const Tile& t, const Tile& next) {
     if constexpr (kGathers) matrix_ = matrix_place(g_, maps_.matrices, t.group, 0, 0);
     if constexpr (kGathered == Gathered::kA && !kATurned) find_rows(t);
+#pragma unroll 1  // to stay in the cache of instructions, beside the groups that multiply
     for (int step = 0; step < t.steps; ++step) {
       barrier_wait(ring_.empty(), ring_.phase ^ 1);
       if (copies()) copy_tiles(t, step);
@@ -36,19 +45,15 @@ class Loader {
   __device__ void end() {
     if (kGathers) wait_copies();
     barrier_wait(ring_.empty(), ring_.phase ^ 1);
-    barrier_arrive(ring_.full());
+    if (kGathers || thread_ == 0) barrier_arrive(ring_.full());
     if (kGathers && thread_ == 0) barrier_arrive(ring_.full());
   }
 
  private:
   static constexpr bool kGathers = kGathered != Gathered::kNone;
-  // Whether the thread asks the copy engine; rows in order have no other thread.
+  // Whether the thread asks the copy engine; rows in order have no other warp.
   __device__ bool copies() const {
-    if constexpr (kGathers) {
-      return __shfl_sync(~0u, thread_ / 32, 0) == 0 && elect_one();
-    } else {
-      return thread_ == 0;
-    }
+    return (!kGathers || __shfl_sync(~0u, thread_ / 32, 0) == 0) && elect_one();
   }
   __device__ Place matrix_at(const Tile& t, int column, int row) const {
     if constexpr (kGathers) {
@@ -203,6 +208,7 @@ class Loader {
   const Maps& maps_;
   Ring<L> ring_;
   int thread_;
+  BlocksInStep blocks_;
   Place matrix_;  // of the tile's group, where rows are gathered
   Row rows_[kRowsEach];
   uint32_t sources_[kRowsEach], batch_, live_;  // live_: lanes whose row of the batch is not zeros

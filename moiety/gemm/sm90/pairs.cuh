@@ -53,6 +53,13 @@ class PairWalk {
     return t;
   }
 
+  // Whether all pairs have a tile when this one has the tile at `index`, and had one before.
+  __device__ bool all_go_on(int64_t index) const {
+    const int pairs = gridDim.x / kPair;
+    const int64_t first = index - index % pairs;  // of the tiles at that time
+    return first > 0 && first + pairs <= table_.before[GroupTable::kChunks];
+  }
+
  private:
   static constexpr int kBand = 8;
 

@@ -25,6 +25,7 @@ struct Layout {
   static constexpr int kTogether = kPairs ? kPair : 1;  // blocks
   static constexpr bool kEven = true;                   // TileWalk
   using Rows = WholeTiles;                              // PairWalk
+  static constexpr bool kMeets = false;                 // whether blocks may keep step: in_step.cuh
   // Gathering FC1's rows takes more threads than other tiles do. FC2's are better off with registers
   // for products of all columns of a tile, which read less of the shared memory.
   static constexpr bool kManyLoaders = kOp == GemmOp::kNT && kGathered == Gathered::kB;
@@ -34,7 +35,6 @@ struct Layout {
   static constexpr int kMultiplyRegisters = kManyLoaders ? 208 : kGathers ? 224 : 232;
   static constexpr int kTileM = tile_rows(kOp, kGathered);       // rows of a tile
   static constexpr int kArrivals = kGathers ? kLoaders + 1 : 1;  // that fill a stage
-  static constexpr bool kWarpsLoad = kGathers;                   // not one thread alone
   static constexpr int kHalves = kTileM / 128;  // times 64 rows, of a group that multiplies
   static constexpr int kColumns = kColumnsOfTile;
   // Warps store their rows without the others of their group: faster by one to three percent, and as

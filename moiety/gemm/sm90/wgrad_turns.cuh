@@ -78,19 +78,21 @@ __global__ void __launch_bounds__(3 * kWarpGroup, 1)
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpGroup, 0);
   if (role == kGroups) {
     give_registers<40>();
-    if (threadIdx.x % kWarpGroup != 0) return;
+    if (threadIdx.x % kWarpGroup >= 32) return;
+    const bool first = threadIdx.x % kWarpGroup == 0;
     Loader<GemmOp::kNT, L::kColumns, Gathered::kNone, L> loader(g, maps, base);
     const TileWalk<GemmOp::kNT, L::kColumns> walk(
         g, *reinterpret_cast<GroupTable*>(memory + L::kTable));
     int n = 0;
     for (int64_t index = blockIdx.x;; index += gridDim.x, ++n) {
       const Tile t = walk.at(index);
-      tiles[n % kTilesAhead] = t;
+      if (first) tiles[n % kTilesAhead] = t;
+      __syncwarp();
       if (t.group >= 0) {
         loader.tile(t, t);
         continue;
       }
-      tiles[(n + 1) % kTilesAhead] = t;  // for the other group
+      if (first) tiles[(n + 1) % kTilesAhead] = t;  // for the other group
       break;
     }
     loader.end();
