@@ -125,13 +125,14 @@ __device__ __forceinline__ void load_tiles(TileLoader& loader, const TileGemm& g
     if (first) tiles[n % kTilesAhead] = t;
     __syncwarp();
     if (t.group < 0) break;
-    const Tile next = walk.at(index + gridDim.x / L::kTogether);
+    const int64_t following = index + gridDim.x / L::kTogether;
+    const Tile next = walk.at(following);
     if constexpr (L::kMeets) {
       if (walk.all_go_on(index)) loader.meet();  // and loads at once
     }
     loader.tile(t, next);
     t = next;
-    index += gridDim.x / L::kTogether;
+    index = following;
   }
   loader.end();
 }

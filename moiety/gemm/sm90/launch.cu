@@ -91,9 +91,10 @@ Start start(TileGemm& g, const Kernel& kernel, const Stream& stream) {
   Maps maps =
       maps_of(g, row.is.columns / together, kBox / together, kernel.transposed, kernel.exchanged);
   if (kernel.exchanged) {
-    const std::optional<int64_t> pairs = pairs_in_step(g, shape.blocks / kPair);
-    maps.in_step = pairs.has_value();
-    shape.blocks = pairs ? kPair * *pairs : shape.blocks;
+    if (const auto pairs = pairs_in_step(g, shape.blocks / kPair)) {
+      maps.in_step = true;
+      shape.blocks = kPair * *pairs;
+    }
   }
   return {row.kernel, shape, maps};
 }
