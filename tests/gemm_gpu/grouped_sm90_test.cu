@@ -219,6 +219,25 @@ TEST_F(GroupedSm90Gpu, BlocksThatKeepStepHaveEqualBits) {
   }
 }
 
+// Launches beside each other tell the same counter.
+TEST_F(GroupedSm90Gpu, BlocksThatKeepStepBesideOthersHaveEqualBits) {
+  const Case c{GroupedOp::kForward, sm90::Gathered::kNone, DType::kBFloat16, 0};
+  const std::vector<int64_t> counts = {200, 150, 272, 137, 1, 250};
+  const Stream streams[] = {stream, Stream::on(kGpu)};
+  const Problem first(c, 4096, 512, false, streams[0], counts);
+  const Problem second(c, 4096, 512, false, streams[1], counts);
+  const Tensor expected = run(first, c, tile(c, 128));
+  for (int i = 0; i < 16; ++i) {
+    TileGemm g = tile_gemm_of((i % 2 ? second : first).args(c, kOnGpu), 0);
+    g.sm_limit = 4;
+    const sm90::Start start = sm90::start(g, exchanged(c), streams[i % 2]);
+    ASSERT_TRUE(start.maps.in_step);
+    launch("grouped gemm sm90", start.kernel, start.shape, streams[i % 2], start.maps, g);
+  }
+  ASSERT_EQ(difference(first.out.download(streams[0]), expected), "");
+  ASSERT_EQ(difference(second.out.download(streams[1]), expected), "");
+}
+
 // The last step of a reduction has fewer products where all groups take one tile after the other, and
 // zeros where they take turns: a sum of zeros has the same sign in both.
 TEST_F(GroupedSm90Gpu, SumsOfZerosHaveEqualBits) {
@@ -228,7 +247,10 @@ TEST_F(GroupedSm90Gpu, SumsOfZerosHaveEqualBits) {
     fill(p.a.host, 0);
     fill(p.b.host, -1);
     for (const Twin* x : {&p.a, &p.b}) x->upload(stream);
-    ASSERT_EQ(difference(run(p, c, in_turns(c)), run(p, c, tile(c, 192))), "");
+    const Tensor expected = run(p, c, tile(c, 192));
+    for (const int multiprocessors : {0, 3}) {
+      ASSERT_EQ(difference(run(p, c, in_turns(c), multiprocessors), expected), "");
+    }
   }
 }
 

@@ -60,6 +60,9 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
     }
     if (t.group < 0) return;
     const bool live = t.live > 64 * L::kHalves * group;
+    // All lanes have read the tile before one says that the warp is done with it: those that multiply
+    // wait for each other anyhow.
+    if (!live) __syncwarp();
     if (live) results.expect(t, L::kHalves * group);
     float d[L::kHalves][L::kColumns / 2];
     int step = 0;
