@@ -18,8 +18,7 @@ struct FusedStages {
   static constexpr int kTileM = kTileRows;
   static constexpr int kHalves = 1;  // times 64 rows, of a group that multiplies
   static constexpr int kStages = kColumns > 128 ? 4 : 5;
-  static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;          // that fill a stage
-  static constexpr int kReleases = kTogether * kGroups * kWarpGroup / 32;  // that empty one
+  static constexpr int kArrivals = kGathers ? kWarpGroup + 1 : 1;  // that fill a stage
   static constexpr int kA = kTileRows * kDepth * 2;
   static constexpr int kB = kColumns * kDepth * 2;
   static constexpr int kStage = kA + kB;

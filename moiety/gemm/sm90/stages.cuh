@@ -33,9 +33,8 @@ struct Layout {
   static constexpr int kThreads = kGroups * kWarpGroup + kLoaders;
   static constexpr int kLoadRegisters = kManyLoaders ? 48 : kGathers ? 56 : 40;
   static constexpr int kMultiplyRegisters = kManyLoaders ? 208 : kGathers ? 224 : 232;
-  static constexpr int kTileM = tile_rows(kOp, kGathered);                 // rows of a tile
-  static constexpr int kArrivals = kGathers ? kLoaders + 1 : 1;            // that fill a stage
-  static constexpr int kReleases = kTogether * kGroups * kWarpGroup / 32;  // that empty one
+  static constexpr int kTileM = tile_rows(kOp, kGathered);       // rows of a tile
+  static constexpr int kArrivals = kGathers ? kLoaders + 1 : 1;  // that fill a stage
   static constexpr int kHalves = kTileM / 128;  // times 64 rows, of a group that multiplies
   static constexpr int kColumns = kColumnsOfTile;
   // Warps store their rows without the others of their group: faster by one to three percent, and as
@@ -102,15 +101,18 @@ __device__ __forceinline__ uint32_t turn_barrier(uint32_t base, int group) {
   return base + L::kTurns + group * 8;
 }
 
-// The barriers of all stages, and those of turns, by one thread.
+// The barriers of all stages, by one thread. Where groups take turns, one of them takes a stage, and
+// there are the barriers of turns.
 template <class L>
 __device__ __forceinline__ void init_stages(uint32_t base) {
+  constexpr bool kInTurns = requires { L::kTurns; };
+  constexpr int kWarps = kWarpGroup / 32, kTakers = kInTurns ? 1 : L::kTogether * kGroups;
   for (int s = 0; s < L::kStages; ++s) {
     barrier_init(base + L::kBarriers + s * 16, L::kArrivals);
-    barrier_init(base + L::kBarriers + s * 16 + 8, L::kReleases);
+    barrier_init(base + L::kBarriers + s * 16 + 8, kTakers * kWarps);
   }
-  if constexpr (requires { L::kTurns; }) {
-    for (int i = 0; i < kGroups; ++i) barrier_init(turn_barrier<L>(base, i), kWarpGroup / 32);
+  if constexpr (kInTurns) {
+    for (int i = 0; i < kGroups; ++i) barrier_init(turn_barrier<L>(base, i), kWarps);
   }
 }
 

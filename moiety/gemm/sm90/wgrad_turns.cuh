@@ -11,7 +11,6 @@ namespace moiety::gemm::sm90 {
 struct WgradTurns : Layout<GemmOp::kNT, 192, Gathered::kNone> {
   using Base = Layout<GemmOp::kNT, 192, Gathered::kNone>;
   static constexpr int kReadAhead = 0;  // nothing is added to fp32
-  static constexpr int kReleases = kWarpGroup / 32;
   static constexpr int kTurns = (Base::kBytes + 7) / 8 * 8;
   static constexpr int kBytes = kTurns + kGroups * 8;
 };
