@@ -227,6 +227,7 @@ TEST_F(GroupedSm90Gpu, BlocksThatKeepStepBesideOthersHaveEqualBits) {
   const Problem first(c, 4096, 512, false, streams[0], counts);
   const Problem second(c, 4096, 512, false, streams[1], counts);
   const Tensor expected = run(first, c, tile(c, 128));
+  first.out.upload(streams[0]);  // as it was before
   for (int i = 0; i < 16; ++i) {
     TileGemm g = tile_gemm_of((i % 2 ? second : first).args(c, kOnGpu), 0);
     g.sm_limit = 4;

@@ -197,7 +197,7 @@ struct ExchangedMultiplier {
     typename ExchangedStorer<kOp, L>::Sums d = {};  // a product writes as many as it has columns
     for (int n = 0;; ++n) {
       await_stage(ring);
-      const Tile t = tiles[n % kTilesAhead];
+      const Tile t = read_tile<L>(tiles, n);
       if (t.group < 0) break;
       const bool beside = t.steps >= results.kWaiting;
       if (!beside) results.leave_all();

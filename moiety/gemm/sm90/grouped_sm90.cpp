@@ -166,7 +166,7 @@ bool takes_exchanged(const Product& g, const Kernel& kernel, int64_t multiproces
 std::optional<int64_t> pairs_in_step(const Product& g, int64_t most) {
   const int64_t tiles = ceil_div(ceil_div(g.groups.capacity, g.groups.groups), kExchangedRows);
   const int64_t columns = ceil_div(g.n, kTileColumns.back());
-  const int64_t pairs = tiles / kPair * columns + tiles % kPair * ceil_div(columns, kPair);
+  const int64_t pairs = pairs_of(tiles, columns);
   if (g.k < kInStep || pairs > most || pairs * 16 < most * 15) return {};
   return pairs;
 }

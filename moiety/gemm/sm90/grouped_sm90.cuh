@@ -1,6 +1,8 @@
 // The kernel of grouped_sm90.h.
 #pragma once
 
+#include <bit>
+
 #include "moiety/gemm/sm90/loader.cuh"
 #include "moiety/gemm/sm90/storer.cuh"
 
@@ -16,7 +18,25 @@ __device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], ui
                                add);
 }
 
-// Says that the warp has multiplied a stage: to both blocks of a pair.
+// The n-th tile of the block. In pairs the lane that tells the block's loader when stages are free
+// reads it and shows it to the others, since racecheck follows reads to arrivals of the same lane alone
+// (docs/adr/0012); some of the other kernels have no registers for that.
+template <class L>
+__device__ __forceinline__ Tile read_tile(const Tile* tiles, int n) {
+  const Tile& t = tiles[n % kTilesAhead];
+  if constexpr (!L::kInPairs) return t;
+  struct Words {
+    int32_t of[sizeof(Tile) / 4];
+  };
+  const int reader = blockIdx.x % kPair;
+  Words words = {};
+  if (threadIdx.x % 32 == reader) words = std::bit_cast<Words>(t);
+#pragma unroll
+  for (int32_t& word : words.of) word = __shfl_sync(~0u, word, reader);
+  return std::bit_cast<Tile>(words);
+}
+
+// Says that the warp is done with a stage: to both blocks of a pair.
 template <class L>
 __device__ __forceinline__ void release_stage(Ring<L>& last) {
   const int lane = threadIdx.x % 32;
@@ -28,13 +48,25 @@ __device__ __forceinline__ void release_stage(Ring<L>& last) {
   last.next();
 }
 
+// Passes the stages of a tile that the group has no rows of, the first of which has come. All lanes
+// of a warp have seen a stage before one says that the warp is done with it: those that multiply wait
+// for each other anyhow.
+template <class L>
+__device__ __forceinline__ void pass_tile(Ring<L>& ring, int steps) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    if (step > 0) await_stage(ring);
+    __syncwarp();
+    release_stage(ring);
+  }
+}
+
 // The products of a step in which the reduction ends, with `left` elements.
 template <GemmOp kOp, class L>
 __device__ __forceinline__ void multiply_last(float (&d)[L::kHalves][L::kColumns / 2],
-                                              Ring<L>& ring, int group, bool live, bool first,
-                                              int left) {
+                                              Ring<L>& ring, int group, bool first, int left) {
   if (!L::kGathers && !first) await_stage(ring);
-  for (int k = 0; live && (k == 0 || k * 16 < left); ++k) {
+  for (int k = 0; k == 0 || k * 16 < left; ++k) {
     products_begin();
 #pragma unroll
     for (int half = 0; half < L::kHalves; ++half) {
@@ -54,58 +86,57 @@ __device__ void multiply_tiles(uint32_t base, const Tile* tiles, int group, Resu
   const auto release = [&] { release_stage(last); };
   for (int n = 0;; ++n) {
     await_stage(ring);
-    const Tile t = tiles[n % kTilesAhead];
+    const Tile t = read_tile<L>(tiles, n);
+    const bool live = t.live > 64 * L::kHalves * group;
+    bool beside = false;  // whether results that wait leave beside this tile's products
     if constexpr (Results::kWaiting > 0) {
-      if (t.group < 0) results.leave_all();
+      beside = live && results.waits() && t.steps > Results::kWaiting + 1;
+      if (!beside) results.leave_all();
     }
     if (t.group < 0) return;
-    const bool live = t.live > 64 * L::kHalves * group;
-    // All lanes have read the tile before one says that the warp is done with it: those that multiply
-    // wait for each other anyhow.
-    if (!live) __syncwarp();
-    if (live) results.expect(t, L::kHalves * group);
+    if (!live) {
+      pass_tile(ring, t.steps);
+      last = ring;
+      continue;
+    }
+    results.expect(t, L::kHalves * group);
     float d[L::kHalves][L::kColumns / 2];
     int step = 0;
     // The products of a step, and what is done beside them.
-    const auto multiply = [&](auto&& beside) {
+    const auto multiply = [&](auto&& other) {
       if (!L::kGathers && step > 0) await_stage(ring);
-      if (live) {
-        products_begin();
+      products_begin();
 #pragma unroll
-        for (int half = 0; half < L::kHalves; ++half) {
+      for (int half = 0; half < L::kHalves; ++half) {
 #pragma unroll
-          for (int k = 0; k < kDepth / 16; ++k) {
-            multiply_sixteen<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece,
-                                     ring.b(), k, step > 0 || k > 0);
-          }
+        for (int k = 0; k < kDepth / 16; ++k) {
+          multiply_sixteen<kOp, L>(d[half], ring.a() + (L::kHalves * group + half) * kPiece,
+                                   ring.b(), k, step > 0 || k > 0);
         }
-        products_commit();
       }
+      products_commit();
       ring.next();
-      beside();
+      other();
       if (L::kGathers && step + 1 < t.steps) await_stage(ring);  // while these products run
-      if (live) products_wait<1>();
+      products_wait<1>();
       if (step > 0) release();
       ++step;
     };
     if constexpr (Results::kWaiting > 0) {
-      if (results.waits() && live && t.steps > Results::kWaiting + 1) {
+      if (beside) {
         multiply([] {});
         results.leave_beside(multiply, t.steps - 1);
-      } else {
-        results.leave_all();
       }
     }
     // Steps that no 16 elements are missing from.
     const int whole = kOp == GemmOp::kNT ? (t.depth + 15) / kDepth : t.steps;
     while (step < whole) multiply([] {});
     if (kOp == GemmOp::kNT && step < t.steps) {
-      multiply_last<kOp, L>(d, ring, group, live, step == 0, t.depth - step * kDepth);
+      multiply_last<kOp, L>(d, ring, group, step == 0, t.depth - step * kDepth);
       if (step > 0) release();
     }
     products_wait<0>();
     release();
-    if (!live) continue;
     results.template store<0>(t, L::kHalves * group, d[0]);
     if constexpr (L::kHalves > 1) {
       const int second = L::kHalves * group + 1;

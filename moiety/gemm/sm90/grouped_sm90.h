@@ -59,6 +59,13 @@ constexpr Kernel exchanged_kernel(GemmOp op, Gathered gathered) {
           .exchanged = true};
 }
 
+// The pairs of tiles of a group with so many tiles down and across: neighbours in a column, and of the
+// last row, where their number is odd, neighbours in the row.
+template <class Int>
+constexpr Int pairs_of(Int rows, Int columns) {
+  return rows / kPair * columns + rows % kPair * ((columns + kPair - 1) / kPair);
+}
+
 // The pairs of blocks for that which keep step, of at most so many: as many as a group of the average
 // size has pairs of tiles, if this leaves few over. Blocks that work at the same time then share
 // operands.

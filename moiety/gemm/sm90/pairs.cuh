@@ -25,8 +25,7 @@ class PairWalk {
 
   // Pairs of tiles of a group's rows.
   __device__ static int tiles_of(int rows, int columns) {
-    const int tiles = Rows::tiles_of(rows);
-    return tiles / kPair * columns + tiles % kPair * pieces(columns, kPair);
+    return pairs_of(Rows::tiles_of(rows), columns);
   }
   // This block's tile of a pair. One that does not exist has no rows that live.
   __device__ Tile at(int64_t index) const {

@@ -13,7 +13,7 @@ constexpr int kDepth = 64;  // of the reduction, in a step: 128 bytes
 struct Tile {
   int32_t group = -1;  // counted from groups.first; -1: there is none
   int32_t steps;       // of the reduction
-  int32_t row, column, live;
+  int32_t row, column, live = 0;
   int32_t begin;  // the group's first row in the buffers
   int32_t depth;
   int32_t shared;  // whether the other block of a pair has the same columns (pairs.cuh)
