@@ -18,21 +18,20 @@ __device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], ui
                                add);
 }
 
-// The n-th tile of the block. In pairs the lane that tells the block's loader when stages are free
-// reads it and shows it to the others, since racecheck follows reads to arrivals of the same lane alone
-// (docs/adr/0012); some of the other kernels have no registers for that.
+// The n-th tile of the block. The lane that tells the block's loader when stages are free reads it and
+// shows it to the others, since racecheck follows reads to arrivals of the same lane alone
+// (docs/adr/0012). Where blocks work alone on rows in order, a kernel has no registers for that.
 template <class L>
 __device__ __forceinline__ Tile read_tile(const Tile* tiles, int n) {
   const Tile& t = tiles[n % kTilesAhead];
-  if constexpr (!L::kInPairs) return t;
+  if constexpr (!L::kGathers && !L::kInPairs) return t;
   struct Words {
-    int32_t of[sizeof(Tile) / 4];
+    uint32_t of[sizeof(Tile) / 4];
   };
-  const int reader = blockIdx.x % kPair;
   Words words = {};
-  if (threadIdx.x % 32 == reader) words = std::bit_cast<Words>(t);
+  if (threadIdx.x % 32 == blockIdx.x % L::kTogether) words = std::bit_cast<Words>(t);
 #pragma unroll
-  for (int32_t& word : words.of) word = __shfl_sync(~0u, word, reader);
+  for (uint32_t& word : words.of) word = __reduce_or_sync(~0u, word);
   return std::bit_cast<Tile>(words);
 }
 
