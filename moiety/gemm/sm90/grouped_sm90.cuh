@@ -20,7 +20,7 @@ __device__ __forceinline__ void multiply_sixteen(float (&d)[L::kColumns / 2], ui
 
 // The n-th tile of the block. The lane that tells the block's loader when stages are free reads it and
 // shows it to the others, since racecheck follows reads to arrivals of the same lane alone
-// (docs/adr/0012). Where blocks work alone on rows in order, a kernel has no registers for that.
+// (docs/adr/0012). Kernels whose blocks work alone on rows in order lack the registers for that.
 template <class L>
 __device__ __forceinline__ Tile read_tile(const Tile* tiles, int n) {
   const Tile& t = tiles[n % kTilesAhead];
