@@ -14,13 +14,9 @@ set(moiety_cxx_options ${moiety_warnings} -ffp-contract=off -fno-math-errno -fno
 if(MOIETY_WERROR)
   list(APPEND moiety_cxx_options -Werror)
 endif()
-# Loops that are written for the vectorizer.
-set(moiety_loop_options -O3)
 if(MOIETY_SANITIZE)
-  # At -O1 the library compiles in two thirds of the time. One level for all files: GCC 12 breaks down over a
-  # precompiled header of a lower one.
+  # The library compiles in two thirds of the time.
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
-  set(moiety_loop_options "")
   list(APPEND moiety_cxx_options -fsanitize=${MOIETY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${MOIETY_SANITIZE})
   # The resolvers of multiversioned functions run before a sanitizer's run time is up.

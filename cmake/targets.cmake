@@ -70,12 +70,13 @@ function(moiety_folder name)
   if(NOT sources)
     return()
   endif()
-  # Loops of the fast CPU paths are written for the vectorizer; x_avx2_cpu.cpp says what runs where.
+  # Loops of the fast CPU paths are written for the vectorizer; x_avx2_cpu.cpp says what runs where. GCC 12
+  # may break down at -O3 over a precompiled header of a lower level.
   foreach(source ${sources})
     if(source MATCHES "_avx2_cpu\\.cpp$" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${moiety_loop_options};-mavx2" SKIP_PRECOMPILE_HEADERS ON)
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3;-mavx2" SKIP_PRECOMPILE_HEADERS ON)
     elseif(source MATCHES "_cpu\\.cpp$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${moiety_loop_options}")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3" SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
   if(ARG_OPENMP AND moiety_openmp)
